@@ -1,0 +1,64 @@
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LINE_BYTES = 1024 };
+
+/* Set before threads start, never changed after. */
+static char role_name[32];
+static void (*line_sink)(void *ctx, const char *line);
+static void *sink_ctx;
+
+void log_set_role(const char *role)
+{
+    snprintf(role_name, sizeof(role_name), "%s", role == NULL ? "" : role);
+}
+
+void log_set_sink(void (*sink)(void *ctx, const char *line), void *ctx)
+{
+    line_sink = sink;
+    sink_ctx = ctx;
+}
+
+static void emit(const char *kind, const char *where, const char *fmt, va_list ap)
+{
+    char line[LINE_BYTES + 1];
+    size_t n = 0;
+    n += (size_t)snprintf(line, LINE_BYTES, "chanter: %s%s%s", role_name,
+                          role_name[0] != '\0' ? ": " : "", kind);
+    if (where != NULL && n < LINE_BYTES)
+        n += (size_t)snprintf(line + n, LINE_BYTES - n, "%s: ", where);
+    if (n < LINE_BYTES) n += (size_t)vsnprintf(line + n, LINE_BYTES - n, fmt, ap);
+    if (n >= LINE_BYTES) n = LINE_BYTES - 1;
+    for (size_t i = 0; i < n; i++)
+        if (line[i] == '\n') line[i] = ' ';
+    if (line_sink != NULL) {
+        line_sink(sink_ctx, line);
+        return;
+    }
+    line[n++] = '\n';
+    ssize_t put = write(STDERR_FILENO, line, n);
+    (void)put; /* standard error is the last resort: nobody is left to tell */
+}
+
+enum st log_fail(enum st st, const char *where, const char *fmt, ...)
+{
+    char kind[48];
+    snprintf(kind, sizeof(kind), "error[E-%s]: ", st_name(st));
+    va_list ap;
+    va_start(ap, fmt);
+    emit(kind, where, fmt, ap);
+    va_end(ap);
+    return st;
+}
+
+void log_note(const char *where, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    emit("", where, fmt, ap);
+    va_end(ap);
+}

@@ -1,0 +1,23 @@
+/* base/log.h - what users read on standard error: one line an event, said once, by the place that
+ * first knows. Not for data: results go to standard output and the run directory. */
+#ifndef CHANTER_BASE_LOG_H
+#define CHANTER_BASE_LOG_H
+
+#include "base/status.h"
+
+/* "chanter: error[E-DATA]: WHERE: what; what to do". `where` names a file and line, a key or a
+ * peer; NULL leaves it out. Returns `st`, so that `return log_fail(ST_DATA, ...)` reads well.
+ * Any thread; one write a line. */
+enum st log_fail(enum st st, const char *where, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* "chanter: WHERE: ..." for things a user should know that stop nothing. Any thread. */
+void log_note(const char *where, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Name put behind "chanter" in each line ("chanter: trainer 1: ..."); NULL for none. Kept by
+ * copy (31 bytes). Call before threads start. */
+void log_set_role(const char *role);
+/* Send whole lines (no newline) to `sink` in place of standard error; NULL restores it. For
+ * tests. Call before threads start. */
+void log_set_sink(void (*sink)(void *ctx, const char *line), void *ctx);
+
+#endif
