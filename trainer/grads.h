@@ -1,0 +1,48 @@
+/* trainer/grads.h - row gradients on their way from partial sums to the owner's optimizer step. One
+ * set is one iteration's urgent or deferred part: what this trainer sends for rows that others own,
+ * and all contributions to rows that it owns, its own and others', in tree order. COMPUTE thread. */
+#ifndef CHANTER_TRAINER_GRADS_H
+#define CHANTER_TRAINER_GRADS_H
+
+#include <stdint.h>
+
+#include "base/grow.h"
+#include "compute/device.h"
+#include "proto/plan.h"
+#include "trainer/exchange.h"
+#include "trainer/group.h"
+#include "trainer/lanes.h"
+#include "trainer/step.h"
+
+struct grads {
+    struct device *device;
+    struct lanes *lanes;
+    uint32_t dim;
+    int64_t iteration;         /* whose gradients these are                                 */
+    uint32_t n;                /* contributions to rows owned here                          */
+    struct grow slot, pos;     /* u32, u8 [n]: grouped by rank, ranks ascending             */
+    struct grow host;          /* f32 [n][D]: own ones copied in, others' received in place */
+    struct grow send;          /* f32 [..][D]: for all peers, rank order                    */
+    struct grow pick;          /* u32: vectors to copy                                      */
+    struct grow wanted;        /* u8: rows of the step to take                              */
+    struct group by_row;
+    float *vec, *sum;          /* device [vec_cap][D]                                       */
+    size_t vec_cap;
+};
+
+MUST_USE enum st grads_init(struct grads *g, struct device *device, struct lanes *lanes,
+                            uint32_t dim, uint64_t cap_rows);
+void grads_fini(struct grads *g); /* {0} ok */
+
+enum grads_class { GRADS_URGENT, GRADS_DEFERRED };
+/* Collect this iteration's contributions of one class from the step's vectors and add the messages
+ * to `job`; buffers are lent until the job has been waited for. */
+MUST_USE enum st grads_collect(struct grads *g, const struct plan *plan, uint32_t rank,
+                               const struct step *s, enum grads_class class,
+                               struct exchange_job *job);
+/* After the exchange: sum each row's contributions in tree order and step the optimizer. A
+ * gradient that is not finite stops with ST_DATA, logged. */
+MUST_USE enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table,
+                             uint32_t stride);
+
+#endif

@@ -1,0 +1,40 @@
+/* trainer/writeback.h - the last stage: evicted rows go home. The rows are copied out of their slots
+ * into the messages that carry them, so a slot is free once writeback_send returns and the message
+ * lives until the server has answered (I4). How far the answers may lag is bounded. */
+#ifndef CHANTER_TRAINER_WRITEBACK_H
+#define CHANTER_TRAINER_WRITEBACK_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "compute/device.h"
+#include "proto/codec.h"
+#include "proto/plan.h"
+#include "proto/transport.h"
+
+struct writeback; /* opaque; COMPUTE thread, replies on transport threads */
+
+/* Iterations whose write-backs may be unanswered. Together with the plans prefetched this stays
+ * below the iterations for which the oracle remembers evictions: see PLAN_NEED_SETTLED. */
+enum { WRITEBACK_WINDOW = 16 };
+
+struct writeback_cfg {
+    struct rpc_peer *const *server;
+    uint32_t n_servers, threads;
+    struct rpc_header header;
+    uint32_t dim, state;
+    uint32_t timeout_ms;
+};
+
+MUST_USE enum st writeback_open(const struct writeback_cfg *cfg, struct writeback **out);
+void writeback_close(struct writeback *w); /* NULL ok; waits for answers under way */
+
+/* Send the plan's evict list, rows read from `table`. Before that, wait until everything older
+ * than WRITEBACK_WINDOW iterations is answered. */
+MUST_USE enum st writeback_send(struct writeback *w, const struct plan *plan, struct device *d,
+                                const float *table, uint32_t stride);
+/* Wait until every row sent has been taken. */
+MUST_USE enum st writeback_drain(struct writeback *w);
+uint64_t writeback_bytes(const struct writeback *w);
+
+#endif
