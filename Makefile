@@ -79,7 +79,7 @@ $B/trainer/main.o: EXTRA = $(MPI_INC)
 $B/%.o: %.c $B/.flags | $(GENH) ; $(COMPILE)
 
 $B/lib.a: $(OBJ)
-	$(Q)rm -f $@; ar rcs $@ $^
+	$(Q)rm -f $@; ar qcs $@ $^
 
 LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) -o $@
 $(BIN)/chanter: $B/launch/main.o $B/lib.a ; $(LINK)
