@@ -86,21 +86,27 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
         return;
     }
     t->call = call;
-    t->kind = method == RPC_FETCH ? TASK_FETCH : TASK_WRITE_BACK;
+    bool fetch = method == RPC_FETCH;
+    t->kind = fetch ? TASK_FETCH : TASK_WRITE_BACK;
     struct rpc_header h;
-    enum st st = t->kind == TASK_FETCH ? fetch_request_decode(req, len, &h, &t->fetch)
-                                       : write_back_decode(req, len, &h, &t->put);
+    enum st st = fetch ? fetch_request_decode(req, len, &h, &t->fetch)
+                       : write_back_decode(req, len, &h, &t->put);
     if (st != ST_OK) {
         fail(call, st, "malformed request of %zu bytes", len);
         mem_free(t);
         return;
     }
-    if (!header_check(s, call, &h)) {
+    bool good = header_check(s, call, &h);
+    if (good && (fetch ? t->fetch.n : t->put.n) == 0) {
+        fail(call, ST_BADMSG, "no rows in the request");
+        good = false;
+    }
+    if (!good) {
         mem_free(t);
         return;
     }
     t->head = answer_header(s, &h);
-    dispatch(s, t, t->kind == TASK_FETCH ? t->fetch.shard : t->put.shard);
+    dispatch(s, t, fetch ? t->fetch.shard : t->put.shard);
 }
 
 /* --- all shards ------------------------------------------------------------------------------- */
