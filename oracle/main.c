@@ -8,8 +8,8 @@
 
 static const uint64_t SECOND_NS = 1000000000u;
 
-/* Until a signal comes, or planning has failed and the trainers know: a trainer that does not ask
- * within its own deadline never will. What stopped it; ST_OK for a signal alone. */
+/* Until a signal comes, or planning has failed and the trainers know: one that does not ask within
+ * its own deadline never will. What stopped the planner; ST_OK if nothing did. */
 static enum st serve(struct oracle *o, uint32_t timeout_s)
 {
     uint64_t give_up_ns = UINT64_MAX;
@@ -24,36 +24,32 @@ static enum st serve(struct oracle *o, uint32_t timeout_s)
 static enum st run(const struct role_args *args)
 {
     enum st st;
-    struct config *config = NULL;
-    struct transport *transport = NULL;
+    struct transport *transport;
     struct oracle *oracle;
-    TRY(config_open(args->config, args->set, args->n_set, &config), err);
-    if (args->rank != 0) {
-        st = log_fail(ST_USAGE, NULL, "--rank %" PRIu32 ": there is one oracle", args->rank);
-        goto err_config;
-    }
-    TRY(transport_open(TRANSPORT_GRPC, &transport), err_config);
-    struct oracle_cfg cfg = {.config = config, .transport = transport, .address = args->address,
-                             .job = args->job, .attempt = args->attempt};
+    if (args->rank != 0)
+        return log_fail(ST_USAGE, NULL, "--rank %" PRIu32 ": there is one oracle", args->rank);
+    TRY(transport_open(TRANSPORT_GRPC, &transport), err);
+    struct oracle_cfg cfg = {.config = args->config, .transport = transport,
+                             .address = args->address, .job = args->job,
+                             .attempt = args->attempt};
     TRY(oracle_start(&cfg, &oracle), err_transport);
     role_ready(oracle_address(oracle));
-    st = serve(oracle, config->cluster.timeout_s);
+    st = serve(oracle, args->config->cluster.timeout_s);
     oracle_close(oracle);
 
 err_transport: transport_close(transport);
-err_config:    config_close(config);
 err:           return st;
 }
 
 int main(int argc, char **argv)
 {
     struct role_args args;
-    enum st st = role_args_open(argc, argv, "Reads ahead in the data and plans for all trainers.",
-                                &args);
+    enum st st = role_open(argc, argv, "chanter-oracle",
+                           "Reads ahead in the data and plans for all trainers.", &args);
     if (st != ST_OK) return st == ST_END ? 0 : st_exit_code(st);
     log_set_role("oracle");
     role_signals();
     st = run(&args);
-    role_args_close(&args);
+    role_close(&args);
     return st_exit_code(st);
 }
