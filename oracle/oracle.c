@@ -42,6 +42,13 @@ struct oracle {
 
 /* --- PLANNER ---------------------------------------------------------------------------------- */
 
+/* The planner is silent when it is out of memory: it does not know for whom it plans. */
+static enum st heard(enum st st)
+{
+    return st == ST_NOMEM ? log_fail(st, NULL, "no memory for the plans of the window; lower "
+                                     "oracle.lookahead or train.global_batch") : st;
+}
+
 static enum st planner_start(struct oracle *o)
 {
     const struct config *c = o->cfg.config;
@@ -56,7 +63,7 @@ static enum st planner_start(struct oracle *o)
                                      .cap_rows = cfg.cap_rows};
     enum st st;
     TRY(feed_open(c, &o->feed), err);
-    TRY(planner_open(&cfg, &o->planner), err);
+    TRY(heard(planner_open(&cfg, &o->planner)), err);
 err: return st;
 }
 
@@ -82,7 +89,7 @@ static enum st feed_planner(struct oracle *o)
     const struct samples *batch;
     enum st st = feed_train(o->feed, &batch);
     if (st == ST_OK) {
-        st = planner_push(o->planner, batch);
+        st = heard(planner_push(o->planner, batch));
         if (st == ST_OK) o->n_pushed++;
     } else if (st == ST_END) {
         planner_end(o->planner);
@@ -103,7 +110,7 @@ static enum st evaluate(struct oracle *o)
         st = feed_eval(o->feed, &batch, &last);
         if (st == ST_END) return ST_OK;
         if (st != ST_OK) return st;
-        TRY(planner_eval(o->planner, batch, last, o->plan), err);
+        TRY(heard(planner_eval(o->planner, batch, last, o->plan)), err);
         TRY(publish(o), err);
     }
 err: return st;
@@ -123,7 +130,7 @@ err: return st;
 /* One iteration's plans or the flush's out, or one batch in. ST_END: all is planned. */
 static enum st plan_step(struct oracle *o)
 {
-    enum st st = planner_pull(o->planner, o->plan);
+    enum st st = heard(planner_pull(o->planner, o->plan));
     if (st == ST_BUSY) {
         CHECK(!o->fed, "a planner that has all batches is not waiting for one");
         return feed_planner(o);
