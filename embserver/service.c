@@ -38,6 +38,12 @@ static void fail(struct rpc_call *call, enum st st, const char *fmt, ...)
     rpc_fail(call, st, text);
 }
 
+static void fail_decode(struct rpc_call *call, enum st st, size_t len)
+{
+    if (st == ST_BADMSG) fail(call, st, "malformed request of %zu bytes", len);
+    else fail(call, st, "no memory to read a request of %zu bytes", len);
+}
+
 /* What goes out in answer to `asked`. */
 static struct rpc_header answer_header(const struct embserver *s, const struct rpc_header *asked)
 {
@@ -92,7 +98,7 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
     enum st st = fetch ? fetch_request_decode(req, len, &h, &t->fetch)
                        : write_back_decode(req, len, &h, &t->put);
     if (st != ST_OK) {
-        fail(call, st, "malformed request of %zu bytes", len);
+        fail_decode(call, st, len);
         mem_free(t);
         return;
     }
@@ -266,7 +272,7 @@ static void on_all(struct embserver *s, struct rpc_call *call, enum rpc_method m
     enum st st = method == RPC_EXPORT ? export_request_decode(req, len, &h, &g->range)
                                       : plain_decode(req, len, &h);
     if (st != ST_OK) {
-        fail(call, st, "malformed request of %zu bytes", len);
+        fail_decode(call, st, len);
         goto refused;
     }
     if (!header_check(s, call, &h)) goto refused;

@@ -138,7 +138,7 @@ static bool pull(struct fixture *f, uint64_t seq, struct plan *plan[N])
         enum st st = ask(f, t, seq, &reply, NULL);
         if (st == ST_END) return false;
         assert_int_equal(st, ST_OK);
-        { enum st dst = plan_decode(reply->data, reply->len, &lim, &h, &plan[t]); if (dst != ST_OK) printf("seq %d t %d st %d it %d cap %d look %d\n", (int)seq, t, dst, (int)h.iteration, (int)lim.cap_rows, f->config.oracle.lookahead); assert_int_equal(dst, ST_OK);}
+        assert_int_equal(plan_decode(reply->data, reply->len, &lim, &h, &plan[t]), ST_OK);
         msg_close(reply);
         assert_true(h.job == JOB);
         assert_int_equal(h.attempt, ATTEMPT);
@@ -497,25 +497,30 @@ static void a_batch_that_no_cache_can_hold_is_an_error(void **state)
     teardown(&f);
 }
 
-/* Ask for all plans of all trainers; what the last of them was told. A request that the fault hit
- * is sent again. */
+/* Ask for plan `seq`, once more if the fault hit the request. */
+static enum st ask_again(struct fixture *f, uint32_t rank, uint64_t seq)
+{
+    struct rpc_header h = header(rank);
+    enum st st = ST_NOMEM;
+    for (int attempt = 0; attempt < 2 && st == ST_NOMEM; attempt++) {
+        struct msg *req, *reply;
+        struct pending p;
+        if (plan_request_encode(&h, seq, &req) != ST_OK) continue;
+        pending_send(&p, f->peer, RPC_PLAN, req, PENDING_MS);
+        st = pending_wait(&p, &reply);
+        if (st == ST_OK) msg_close(reply);
+    }
+    return st;
+}
+
+/* All trainers ask for all plans; what the first that got none was told. */
 static enum st run_through(struct fixture *f)
 {
-    enum st told = ST_OK;
-    for (uint64_t seq = 0; told == ST_OK; seq++)
+    for (uint64_t seq = 0;; seq++)
         for (uint32_t t = 0; t < N; t++) {
-            struct msg *req = NULL, *reply;
-            struct rpc_header h = header(t);
-            struct pending p;
-            for (int attempt = 0; attempt < 2; attempt++) {
-                if (plan_request_encode(&h, seq, &req) != ST_OK) continue;
-                pending_send(&p, f->peer, RPC_PLAN, req, PENDING_MS);
-                told = pending_wait(&p, &reply);
-                if (told != ST_NOMEM) break;
-            }
-            if (told == ST_OK) msg_close(reply);
+            enum st st = ask_again(f, t, seq);
+            if (st != ST_OK) return st;
         }
-    return told;
 }
 
 static void whatever_allocation_fails_trainers_are_told_and_nothing_leaks(void **state)
@@ -539,7 +544,6 @@ static void whatever_allocation_fails_trainers_are_told_and_nothing_leaks(void *
         if (st == ST_OK) {
             enum st told = run_through(&f);
             fired = mem_fail_stop();
-printf("nth %zu told %d fired %d %s\n", nth, told, fired, caught_line);
             assert_true(told == ST_END || (fired && told == ST_NOMEM));
             stopped += told == ST_NOMEM;
             oracle_close(o);
