@@ -36,7 +36,7 @@ static void dots(const float *restrict t, uint32_t V, uint32_t D, uint32_t j0, u
         vec acc = {0};
         if (d0 != 0) memcpy(&acc, out, n * sizeof(*out));
         for (uint32_t d = 0; d < depth; d++) acc += ti[d] * tile[d];
-        vec_store_part(out, acc, n);
+        vec_store(out, &acc, n);
     }
 }
 
@@ -61,15 +61,15 @@ enum st cpu_interact_forward(struct device *dev, uint32_t lane, uint32_t B, uint
 }
 
 /* dt[i][d0..d0+16) for one i: 0, plus the terms of j = 0..V-1 in this order, j != i. */
-static vec back_block(const float *restrict t, uint32_t V, uint32_t D, uint32_t i, uint32_t d0,
-                      const float *restrict dz)
+static void back_block(const float *restrict t, uint32_t V, uint32_t D, uint32_t i, uint32_t d0,
+                       const float *restrict dz, float *restrict out)
 {
     vec acc = {0};
     for (uint32_t j = 0; j < i; j++)
         acc += dz[triangle(i) + j] * vec_load(t + (size_t)j * D + d0);
     for (uint32_t j = i + 1; j < V; j++)
         acc += dz[triangle(j) + i] * vec_load(t + (size_t)j * D + d0);
-    return acc;
+    vec_store(out, &acc, LANES);
 }
 
 /* The same for one d: what is left of D behind the last full block. */
@@ -93,7 +93,7 @@ enum st cpu_interact_backward(struct device *dev, uint32_t lane, uint32_t B, uin
         for (uint32_t i = 0; i < V; i++) {
             float *out = dt + (size_t)i * D;
             uint32_t d = 0;
-            for (; d + LANES <= D; d += LANES) vec_store(out + d, back_block(t, V, D, i, d, dz));
+            for (; d + LANES <= D; d += LANES) back_block(t, V, D, i, d, dz, out + d);
             for (; d < D; d++) out[d] = back_one(t, V, D, i, d, dz);
         }
         for (uint32_t d = 0; d < D; d++) dt[d] += dr[d]; /* r[0..D) is t[0] itself */

@@ -51,7 +51,7 @@ static float dot(uint32_t K, const float *restrict x, const float *restrict w)
     vec acc = {0};
     uint32_t k = 0;
     for (; k + LANES <= K; k += LANES) acc += vec_load(x + k) * vec_load(w + k);
-    float sum = vec_sum(acc);
+    float sum = vec_sum(&acc);
     for (; k < K; k++) sum += x[k] * w[k];
     return sum;
 }

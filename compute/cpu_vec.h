@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+/* The compiler warns that passing such a vector differs between machines with and without
+ * AVX-512. Nothing here is called from another file. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 enum { LANES = 16 };
 typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
 
@@ -17,19 +21,12 @@ static inline vec vec_load(const float *p) /* any alignment */
     return v;
 }
 
-static inline void vec_store(float *p, vec v)
-{
-    memcpy(p, &v, sizeof(v));
-}
-
 /* p[0..n) = the first n <= LANES lanes. Pieces of fixed size: no call, no loop. */
-static inline void vec_store_part(float *p, vec v, uint32_t n)
+static inline void vec_store(float *p, const vec *v, uint32_t n)
 {
-    float f[LANES];
-    const float *q = f;
-    vec_store(f, v);
+    const float *q = (const float *)v;
     if (n == LANES) {
-        memcpy(p, q, sizeof(f));
+        memcpy(p, q, sizeof(*v));
         return;
     }
     for (uint32_t piece = LANES / 2; piece != 0; piece /= 2) {
@@ -41,10 +38,10 @@ static inline void vec_store_part(float *p, vec v, uint32_t n)
 }
 
 /* Sum of the lanes, halves folded onto each other: lane i + lane i + 8, and so on. */
-static inline float vec_sum(vec v)
+static inline float vec_sum(const vec *v)
 {
     float f[LANES];
-    vec_store(f, v);
+    memcpy(f, v, sizeof(f));
     for (uint32_t half = LANES / 2; half != 0; half /= 2)
         for (uint32_t i = 0; i < half; i++) f[i] += f[i + half];
     return f[0];
