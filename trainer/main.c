@@ -5,7 +5,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "config/options.h"
 #include "config/role.h"
 #include "trainer/metrics.h"
 #include "trainer/pipeline.h"
@@ -24,11 +23,11 @@ static enum st parse(int argc, char **argv, struct args *a)
         {.name = "progress", .arg = "MODE", .text = &a->progress,
          .help = "none, plain or tty; rank 0 writes it to standard error"},
     };
-    enum st st = role_args_open(argc, argv, "chanter-trainer",
-                                "Trains one share of every batch; run under mpirun.", own,
-                                sizeof(own) / sizeof(own[0]), &a->role);
+    enum st st = role_open(argc, argv, "chanter-trainer",
+                           "Trains one share of every batch; run under mpirun.", own,
+                           sizeof(own) / sizeof(own[0]), &a->role);
     if (st == ST_OK && (a->oracle == NULL || a->servers == NULL)) {
-        role_args_close(&a->role);
+        role_close(&a->role);
         st = log_fail(ST_USAGE, NULL, "--oracle and --servers are needed; see --help");
     }
     return st;
@@ -62,13 +61,17 @@ static enum st split_servers(char *text, uint32_t n, const char **list)
     return log_fail(ST_USAGE, NULL, "--servers names %u, cluster.servers is %u", found, n);
 }
 
-static enum st run(const struct args *a, struct comm *comm, const struct config *config)
+static enum st run(const struct args *a, struct comm *comm)
 {
     enum st st = ST_NOMEM;
+    const struct config *config = a->role.config;
     uint32_t n = config->cluster.servers;
     struct trainer_cfg cfg = {.config = config, .comm = comm, .oracle = a->oracle,
                               .job = a->role.job, .attempt = a->role.attempt};
     struct trainer_result result;
+    if (comm->size != config->cluster.trainers)
+        return log_fail(ST_CONFIG, NULL, "mpirun started %u trainers, cluster.trainers is %u",
+                        comm->size, config->cluster.trainers);
     char *text = mem_strdup(a->servers);
     const char **server = mem_zalloc(n, sizeof(*server));
     if (text == NULL || server == NULL) goto err;
@@ -85,20 +88,6 @@ err:
     return st;
 }
 
-static enum st start(const struct args *a, struct comm *comm)
-{
-    struct config *config;
-    enum st st = config_open(a->role.config, a->role.set, a->role.n_set, &config);
-    if (st != ST_OK) return st;
-    if (comm->size != config->cluster.trainers)
-        st = log_fail(ST_CONFIG, NULL, "mpirun started %u trainers, cluster.trainers is %u",
-                      comm->size, config->cluster.trainers);
-    else
-        st = run(a, comm, config);
-    config_close(config);
-    return st;
-}
-
 int main(int argc, char **argv)
 {
     struct args a = {0};
@@ -110,10 +99,10 @@ int main(int argc, char **argv)
     char role[32];
     snprintf(role, sizeof(role), "trainer %u", comm->rank);
     log_set_role(role);
-    st = start(&a, comm);
+    st = run(&a, comm);
     /* MPI_Finalize would wait for the others; leaving without it ends the whole MPI job. */
     if (st != ST_OK) _exit(st_exit_code(st));
     comm->ops->close(comm);
-    role_args_close(&a.role);
+    role_close(&a.role);
     return 0;
 }
