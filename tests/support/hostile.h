@@ -1,4 +1,4 @@
-/* tests/support/hostile.h - messages as an enemy would send them: cut off, or with bytes changed. */
+/* tests/support/hostile.h - messages as an enemy would send them: cut off, or bytes changed. */
 #ifndef CHANTER_TESTS_HOSTILE_H
 #define CHANTER_TESTS_HOSTILE_H
 

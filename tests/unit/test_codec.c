@@ -395,7 +395,7 @@ static void lists_that_do_not_fit_are_refused(void **state)
     assert_int_equal(TRY_TAIL(ONE_VERSION, ONE_ROW, 0x10, 1), ST_BADMSG); /* head behind lists */
     assert_int_equal(TRY_TAIL(ONE_VERSION, ONE_ROW, 0x2a, 0), ST_BADMSG); /* unknown field     */
     assert_int_equal(TRY_TAIL(ONE_VERSION, ONE_ROW, 0), ST_BADMSG);       /* trailing byte     */
-    assert_int_equal(TRY_TAIL(0x1a, 7, 1, 2, 3, 4, 5, 6, 7, ONE_ROW), ST_BADMSG);
+    assert_int_equal(TRY_TAIL(0x1a, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, ONE_ROW), ST_BADMSG);
     assert_int_equal(TRY_TAIL(ONE_VERSION, 0x22, 3, 1, 2, 3), ST_BADMSG);
     assert_int_equal(TRY_TAIL(0x19, 1, 2, 3, 4, 5, 6, 7, 8, ONE_ROW), ST_BADMSG); /* not packed */
     assert_int_equal(TRY_TAIL(0x1b, ONE_VERSION, 0x1c, ONE_ROW), ST_BADMSG);      /* a group    */

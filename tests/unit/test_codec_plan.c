@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/row.h"
 #include "proto/codec.h"
+#include "proto/oracle.pb-c.h"
 #include "tests/support/hostile.h"
 
 static const struct rpc_header HEADER = {.job = 7, .attempt = 2, .role = ROLE_ORACLE, .rank = 0,
@@ -260,7 +261,7 @@ static void other_limits_refuse_a_plan(void **state)
     for (int i = 0; i < 5; i++) {
         struct plan_limits lim = LIMITS;
         if (i == 1) lim.n_trainers++;
-        if (i == 2) lim.n_tables--;
+        if (i == 2) lim.n_tables++;
         if (i == 3) lim.dense_features++;
         if (i == 4) lim.cap_rows = 10;
         enum st st = plan_decode(m->data, m->len, &lim, &h, &q);
@@ -270,6 +271,8 @@ static void other_limits_refuse_a_plan(void **state)
     msg_close(m);
     plan_close(p);
 }
+
+static struct plan_evict one_evict = {1, (uint64_t[]){0}, (uint32_t[]){0}, (int64_t[]){0}};
 
 /* One rule each; 0: the plan has no such list to break. */
 static int break_rule(struct plan *p, int rule)
@@ -307,7 +310,7 @@ static int break_rule(struct plan *p, int rule)
     case 26: return !eval || q->value_send.n == 0 ? 0 : (q->value_send.n_urgent--, 1);
     case 27: return !eval ? 0 : (p->eval_rows += 1000, 1); /* more rows than are filled */
     case 28: return p->n_samples == 0 ? 0 : (p->kind = PLAN_FLUSH, 1);
-    case 29: return eval || p->evict.n == 0 ? 0 : (p->kind = PLAN_EVAL, 1);
+    case 29: return !eval ? 0 : (p->evict = one_evict, 1);
     default: return -1;
     }
 }
@@ -333,6 +336,57 @@ static void every_broken_rule_is_refused(void **state)
         }
         assert_true(broken > 10);
     }
+}
+
+/* Lists that only generated code can write: each shorter by one, or a part left out. */
+static bool shorten(Chanter__PlanReply *m, int what)
+{
+    Chanter__PlanPeer *q = m->peer[1];
+    switch (what) {
+    case 0: m->fetch->n_row_id--; return true;
+    case 1: m->fetch->n_slot--; return true;
+    case 2: m->fetch->n_need--; return true;
+    case 3: m->fetch->owned.len--; return true;
+    case 4: m->evict->n_row_id--; return true;
+    case 5: m->evict->n_slot--; return true;
+    case 6: m->evict->n_version--; return true;
+    case 7: q->grad_send->n_slot--; q->grad_send->n_urgent = 0; return true;
+    case 8: q->grad_recv->node.len--; return true;
+    case 9: m->n_label--; return true;
+    case 10: m->n_dense--; return true;
+    case 11: m->n_slot--; return true;
+    case 12: m->fetch = NULL; return true;
+    case 13: m->evict = NULL; return true;
+    case 14: q->grad_send = NULL; return true;
+    case 15: q->value_recv = NULL; return true;
+    case 16: m->n_eval_to = 1, m->eval_to = m->slot; return true;
+    case 17: m->header = NULL; return true;
+    default: return false;
+    }
+}
+
+static void lists_of_different_lengths_are_refused(void **state)
+{
+    struct plan *p = plan_random(6, PLAN_TRAIN, false);
+    struct msg *m = encoded(p);
+    assert_true(p->n_samples > 0 && p->fetch.n > 0 && p->evict.n > 0);
+    assert_true(p->peer[1].grad_send.n > 0 && p->peer[1].grad_recv.n > 0);
+    for (int what = 0;; what++) {
+        Chanter__PlanReply *g = chanter__plan_reply__unpack(NULL, m->len, m->data);
+        Chanter__PlanReply whole = *g;
+        Chanter__PlanPeer peer = *g->peer[1];
+        bool broken = shorten(g, what);
+        size_t n = chanter__plan_reply__get_packed_size(g);
+        uint8_t *bytes_out = malloc(n);
+        chanter__plan_reply__pack(g, bytes_out);
+        if (try_plan(bytes_out, n) != (broken ? ST_BADMSG : ST_OK)) fail_msg("case %d", what);
+        free(bytes_out);
+        whole.peer = g->peer, *g = whole, *g->peer[1] = peer; /* to be freed as it came */
+        chanter__plan_reply__free_unpacked(g, NULL);
+        if (!broken) break;
+    }
+    msg_close(m);
+    plan_close(p);
 }
 
 static void ignore_line(void *ctx, const char *line)
@@ -385,6 +439,7 @@ int main(void)
         cmocka_unit_test(damaged_plans_are_refused_or_make_sense),
         cmocka_unit_test(other_limits_refuse_a_plan),
         cmocka_unit_test(every_broken_rule_is_refused),
+        cmocka_unit_test(lists_of_different_lengths_are_refused),
         cmocka_unit_test(a_plan_without_memory_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
