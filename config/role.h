@@ -1,6 +1,6 @@
-/* config/role.h - how the program of a role (oracle, embedding server) starts and stops as a process
- * of a job: its command line, its signals, the line that says it is ready. Not the roles themselves.
- * Main thread only. */
+/* config/role.h - how the program of a role (oracle, embedding server) starts and stops as a
+ * process of a job: its command line, its signals, the line that says it is ready. Not the roles
+ * themselves. Main thread only. */
 #ifndef CHANTER_CONFIG_ROLE_H
 #define CHANTER_CONFIG_ROLE_H
 
