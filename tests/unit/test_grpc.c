@@ -103,7 +103,7 @@ static void a_server_without_memory_for_a_while_loses_no_room_for_calls(void **s
         struct result r = RESULT_INIT;
         struct msg *req = msg_copy("x", 1);
         mem_fail_at(2); /* 1: the client's call; 2: the request that the server posts next */
-        rpc_send(e->peer, RPC_FETCH, req, 2000, result_done, &r);
+        rpc_send(e->peer, RPC_FETCH, req, LONG_MS, result_done, &r);
         result_wait(&r);
         injected += mem_fail_stop();
         assert_int_equal(r.st, ST_OK);
