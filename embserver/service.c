@@ -75,8 +75,8 @@ static void dispatch(struct embserver *s, struct task *t, uint32_t shard)
 {
     uint32_t first = s->store.shard;
     if (shard - first >= s->n_shards) { /* a smaller number wraps round to a large one */
-        fail(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %" PRIu32
-             " to %" PRIu32, shard, s->cfg.rank, first, first + s->n_shards - 1);
+        fail(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %"
+             PRIu32 " to %" PRIu32, shard, s->cfg.rank, first, first + s->n_shards - 1);
         mem_free(t);
         return;
     }

@@ -116,8 +116,8 @@ static enum st evaluate(struct oracle *o)
 err: return st;
 }
 
-/* Between two iterations, if an evaluation is due there; the one after the last iteration comes with
- * the flush. The planner hands out no iteration before it has the next batch or the end. */
+/* Between two iterations, if an evaluation is due there; the one after the last iteration comes
+ * with the flush. The planner hands out no iteration before it has the next batch or the end. */
 static enum st evaluate_between(struct oracle *o)
 {
     uint64_t every = o->cfg.config->run.eval_every;
