@@ -46,15 +46,18 @@ struct device_ops {
     enum st (*rows_get)(struct device *d, const float *table, uint32_t stride,
                         const uint32_t *slot, uint32_t n, void *host, uint32_t width);
 
-    /* [slice] y = x W^T + b, then max(y, 0) if relu.  x (B,K)  w (N,K)  b (N)  y (B,N) */
+    /* [slice] y = x W^T + b, then max(y, 0) if relu (NaN stays NaN).  x (B,K)  w (N,K)  b (N)
+     * y (B,N), its rows ldy >= N floats apart: the bottom MLP writes straight into t. */
     enum st (*linear_forward)(struct device *d, uint32_t lane, uint32_t B, uint32_t K, uint32_t N,
-                              const float *x, const float *w, const float *b, int relu, float *y);
+                              const float *x, const float *w, const float *b, int relu, float *y,
+                              uint32_t ldy);
     /* [slice] dy (B,N) is the gradient of y and is overwritten (masked where relu and y == 0);
      * dw (N,K) = dy^T x, db (N) = sum over samples of dy in sample order, dx (B,K) = dy W unless
-     * NULL. */
+     * NULL. Rows of y and of dy are ldy floats apart. */
     enum st (*linear_backward)(struct device *d, uint32_t lane, uint32_t B, uint32_t K,
                                uint32_t N, const float *x, const float *w, const float *y,
-                               int relu, float *dy, float *dw, float *db, float *dx);
+                               uint32_t ldy, int relu, float *dy, float *dw, float *db,
+                               float *dx);
     /* [slice] t[b][1 + f][:] = table[slot[b][f]][0..D)   t (B,F+1,D): entry 0 is left alone */
     enum st (*gather)(struct device *d, uint32_t lane, uint32_t B, uint32_t F, uint32_t D,
                       const float *table, uint32_t stride, const uint32_t *slot, float *t);
@@ -70,17 +73,21 @@ struct device_ops {
     enum st (*bce)(struct device *d, uint32_t lane, uint32_t B, const float *logit,
                    const float *label, float scale, float *dlogit, float *loss, float *prob);
 
-    /* out[i][:] = tree sum over slices of (sum in list order inside a slice) of vec[item].
-     * Items of a segment ascend; item / items_per_slice is the slice. vec: see stride: vector k
-     * starts at vec + (k / F) * (F + 1) * D + (k % F + 1) * D: the look-up gradients inside dt. */
+    /* For segments i in [seg_lo, seg_hi): out[i][:] = tree sum over slices of (sum in list order
+     * inside a slice) of the look-up gradients in dt: item k = b * F + f is dt[b][1 + f]. Items of
+     * a segment ascend; item k is of slice first_slice + k / items_per_slice: dt holds a trainer's
+     * samples, the tree stands over the slices of the global batch. Disjoint ranges of segments
+     * may run on several threads at once, each with its own lane. */
     enum st (*row_grads)(struct device *d, uint32_t lane, const float *dt, uint32_t F, uint32_t D,
                          const struct seg_list *s, uint32_t seg_lo, uint32_t seg_hi,
-                         uint32_t items_per_slice, float *out);
-    /* out[i][:] = tree sum of vec[item[k]][:] at positions pos[k] (parallel to item). */
+                         uint32_t first_slice, uint32_t items_per_slice, float *out);
+    /* For segments i in [seg_lo, seg_hi): out[i][:] = tree sum of vec[item[k]][:] at positions
+     * pos[k] (parallel to item, ascending and distinct within a segment). Threads: as above. */
     enum st (*tree_sum)(struct device *d, uint32_t lane, const float *vec, uint32_t D,
                         const struct seg_list *s, const uint8_t *pos, uint32_t seg_lo,
                         uint32_t seg_hi, float *out);
-    /* out[0..n) = tree sum of n_parts vectors of n floats at positions pos. n_parts >= 1. */
+    /* out[0..n) = tree sum of n_parts vectors of n floats at ascending positions pos. n_parts >= 1.
+     * Element-wise: parts of the range may run on several threads at once. */
     enum st (*dense_sum)(struct device *d, const float *const *part, const uint8_t *pos,
                          uint32_t n_parts, size_t n, float *out);
 
@@ -90,7 +97,8 @@ struct device_ops {
     enum st (*row_update)(struct device *d, const struct opt_step *o, float *table,
                           uint32_t stride, uint32_t D, const uint32_t *slot, const float *grad,
                           uint32_t n, uint32_t *bad);
-    /* Element-wise step for n dense weights; state [n] (unused for sgd); rowwise = adagrad. */
+    /* Element-wise step for n dense weights; state [n] (unused for sgd); rowwise = adagrad.
+     * ST_DATA, nothing written, nothing logged, when a gradient is not finite. */
     enum st (*dense_update)(struct device *d, const struct opt_step *o, float *w, float *state,
                             const float *grad, size_t n);
 };

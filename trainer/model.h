@@ -49,13 +49,16 @@ struct model_slice {              /* inputs of one slice; all device memory     
     const float *table;           /* rows, `stride` floats apart                               */
     uint32_t stride;
 };
-/* Forward and backward. grad[0..n_params): gradients of the dense tensors, overwritten;
- * grad[n_params] = sum of the samples' losses. dt (B,F+1,D): gradients of the looked-up vectors at
- * [b][1 + f]. scale = 1 / samples of the global batch (DESIGN.md section 5). */
+/* Forward and backward. grad[0..n_params): gradients of the dense tensors, overwritten (padding
+ * between tensors is left alone: device memory starts as 0); grad[n_params] = sum of the samples'
+ * losses. dt (B,F+1,D): gradients of the looked-up vectors at [b][1 + f]; [b][0] is scratch.
+ * scale = 1 / samples of the global batch (DESIGN.md section 5). A NaN in any input that is used
+ * reaches the loss. */
 MUST_USE enum st model_train(const struct model *m, struct device *d, uint32_t lane,
                              struct model_work *w, const float *params,
                              const struct model_slice *s, float scale, float *grad, float *dt);
-/* Forward only: prob (B), *loss = sum of losses. Bits equal to model_train's loss. */
+/* Forward only: prob (B), *loss = sum of losses, both in device memory. Bits equal to model_train's
+ * loss. */
 MUST_USE enum st model_eval(const struct model *m, struct device *d, uint32_t lane,
                             struct model_work *w, const float *params,
                             const struct model_slice *s, float *prob, float *loss);

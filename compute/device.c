@@ -1,0 +1,17 @@
+#include "compute/device.h"
+
+#include "base/log.h"
+#include "compute/cpu.h"
+
+enum st device_open(enum device_kind kind, const struct device_cfg *cfg, struct device **out)
+{
+    switch (kind) {
+    case DEVICE_CPU: return cpu_open(cfg, out);
+    }
+    return log_fail(ST_CONFIG, "cluster.device", "this build has no device number %d", (int)kind);
+}
+
+void device_close(struct device *d)
+{
+    if (d != NULL) d->ops->close(d);
+}
