@@ -79,6 +79,8 @@ MUST_USE enum st config_write(const struct config *c, const char *path);
 uint32_t config_row_state(enum optimizer opt, uint32_t dim);
 /* Shards in all: servers * server_threads. */
 uint32_t config_shards(const struct config *c);
+/* Slots of one trainer's cache: cluster.cache_rows, or as many as the window can ever need. */
+uint64_t config_cache_rows(const struct config *c);
 const char *config_optimizer_name(enum optimizer opt); /* as in the file: "rowwise_adagrad" */
 
 #endif
