@@ -19,7 +19,8 @@ struct store_cfg {
     uint64_t seed;
 };
 
-enum { STORE_NEVER = -1 }; /* version of a row that was never written */
+enum { STORE_NEVER = -1 };      /* version of a row that was never written                   */
+enum { STORE_MAX_DIM = 4096 };  /* floats of value, and of state, at most                    */
 
 MUST_USE enum st store_open(const struct store_cfg *cfg, struct store **out);
 void store_close(struct store *s); /* NULL ok */
@@ -29,6 +30,12 @@ int store_has(const struct store *s, uint64_t row_id);
 int64_t store_version(const struct store *s, uint64_t row_id);
 /* Copy floats [0, width) of the record (width = dim, or dim + state) to `out` (unaligned). */
 void store_read(const struct store *s, uint64_t row_id, uint32_t width, uint8_t *out);
+/* A hint that the row is read or put soon; any row id. */
+void store_prefetch(const struct store *s, uint64_t row_id);
+/* What store_put would say, changing nothing: a message is checked whole before any of it is
+ * applied. ST_BADMSG also for an attempt >= 2^24 or a version outside [0, 2^40 - 1). */
+MUST_USE enum st store_check(const struct store *s, uint64_t row_id, uint32_t attempt,
+                             int64_t version, const uint8_t *record);
 /* A guarded PUT (I3): takes the record iff (attempt, version) is newer than what wrote the row;
  * returns ST_OK when applied or an exact copy of what is there; ST_BUSY when older: nothing
  * changed; ST_BADMSG when (attempt, version) is the same and the bytes are not: two writers. */

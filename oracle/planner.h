@@ -1,7 +1,8 @@
 /* oracle/planner.h - the oracle's mind: batches in order -> plans. Pure: no I/O, no clock, no
  * threads, no dependence on addresses or hash order; the same batches and configuration give the
  * same plans byte for byte. Memory grows with the rows live in the window and `remember`
- * iterations of evictions, never with the size of the tables. */
+ * iterations of evictions, never with the size of the tables. After ST_NOMEM only planner_close
+ * may follow. */
 #ifndef CHANTER_ORACLE_PLANNER_H
 #define CHANTER_ORACLE_PLANNER_H
 
@@ -18,7 +19,7 @@ struct planner_cfg {
     uint32_t global_batch, slices, lookahead;
     uint32_t n_shards;      /* for the order of fetch and evict lists                          */
     uint64_t cap_rows;      /* slots of one trainer's cache                                    */
-    uint32_t remember;      /* iterations for which an evicted row's version is kept           */
+    uint32_t remember;      /* iterations for which an evicted row's version is kept, >= 1     */
 };
 
 MUST_USE enum st planner_open(const struct planner_cfg *cfg, struct planner **out);
@@ -38,7 +39,9 @@ MUST_USE enum st planner_pull(struct planner *p, struct plan **out);
 MUST_USE enum st planner_eval(struct planner *p, const struct samples *batch, int last,
                               struct plan **out);
 
-/* Most rows that any trainer's cache has held at once; rows fetched, written back so far. */
+/* Most rows that any trainer's cache has held at once; rows fetched (all users' copies), those among
+ * them whose last write-back was still remembered, rows written back, in the plans pulled so far;
+ * rows live now. */
 struct planner_stats { uint64_t peak_rows, fetches, refetches, write_backs, live_rows; };
 struct planner_stats planner_stats(const struct planner *p);
 /* Recount everything that is kept as a running number; CHECKs on a difference. Slow; for tests. */

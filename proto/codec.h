@@ -1,6 +1,6 @@
 /* proto/codec.h - structs <-> bytes: the only code that knows the layout of the .proto files. Every
  * decode checks all lengths and counts against the bytes that are there and changes nothing when
- * it says ST_BADMSG. Rows travel as the last field of a message, so that a sender gathers them
+ * it says ST_BADMSG; it logs nothing then: the caller knows who sent it. Rows travel as the last field of a message, so that a sender gathers them
  * straight into the outgoing buffer and a receiver scatters them straight from the incoming one;
  * any protobuf library reads and writes the same bytes. */
 #ifndef CHANTER_PROTO_CODEC_H
@@ -28,11 +28,13 @@ struct rpc_header {
 MUST_USE enum st plan_request_encode(const struct rpc_header *h, uint64_t seq, struct msg **out);
 MUST_USE enum st plan_request_decode(const uint8_t *p, size_t n, struct rpc_header *h,
                                      uint64_t *seq);
-MUST_USE enum st plan_encode(const struct rpc_header *h, const struct plan *plan,
-                             struct msg **out);
+/* What a plan's arrays are measured with; the same on both sides. */
+struct plan_limits { uint32_t n_trainers, n_tables, dense_features; uint64_t cap_rows; };
+/* Uses n_tables and dense_features of `lim`; the plan is the planner's, taken as it is. */
+MUST_USE enum st plan_encode(const struct rpc_header *h, const struct plan_limits *lim,
+                             const struct plan *plan, struct msg **out);
 /* Checks every slot < cap_rows (eval: < eval_rows), counts, list lengths; `n_trainers`, F and
  * dense_features must match what the plan holds. */
-struct plan_limits { uint32_t n_trainers, n_tables, dense_features; uint64_t cap_rows; };
 MUST_USE enum st plan_decode(const uint8_t *p, size_t n, const struct plan_limits *lim,
                              struct rpc_header *h, struct plan **out);
 

@@ -14,6 +14,11 @@
  *   5. forward, backward; sum gradients per row
  *   6. urgent exchange: dense gradients, urgent row gradients; owners apply; urgent values for t+1
  *
+ * An evaluation step reads the rows as iteration t-1 left them, before boundary t: what plan t
+ * evicts is still in its slot. A trainer first finishes all deferred work: the exchange under way,
+ * and the deferred gradients of t-1, which it exchanges now and not at boundary t; all are applied.
+ * (None of their rows is used at t or evicted there: boundary t only finds less to do.)
+ *
  * Row copies: the owner's slot holds value and optimizer state from fetch to write-back. Other
  * users of the row get a value into a slot for the one iteration that uses it. */
 #ifndef CHANTER_PROTO_PLAN_H

@@ -26,7 +26,8 @@ void rpc_reply(struct rpc_call *call, struct msg *reply);                /* take
 /* `text`: one line for the other side's log, copied. */
 void rpc_fail(struct rpc_call *call, enum st st, const char *text);
 
-/* Client side. Called once per rpc_send, on a transport thread or a server's: it must not block.
+/* Client side. Called once per rpc_send, on a transport thread, a server's or the sender's own, and
+ * possibly before rpc_send returns: it must not block and not hold what rpc_send's caller holds.
  * reply: taken by the callback; NULL unless st == ST_OK. `text`: why not, valid for the call. */
 typedef void rpc_done(void *ctx, enum st st, struct msg *reply, const char *text);
 

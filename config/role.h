@@ -1,0 +1,34 @@
+/* config/role.h - how the program of a role (oracle, embedding server) starts and stops as a process
+ * of a job: its command line, its signals, the line that says it is ready. Not the roles themselves.
+ * Main thread only. */
+#ifndef CHANTER_CONFIG_ROLE_H
+#define CHANTER_CONFIG_ROLE_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+
+struct role_args {
+    struct config *config;  /* --config FILE, --set K=V; owned                     */
+    const char *address;    /* --address, default 127.0.0.1:0; lent by argv        */
+    uint32_t rank;          /* --rank, default 0                                   */
+    uint64_t job;           /* --job, hexadecimal                                  */
+    uint32_t attempt;       /* --attempt, default 0                                */
+};
+
+/* Read the command line and the configuration it names. ST_END: --help was asked for and given.
+ * Otherwise what is wrong is logged. `help`: what the program does, for --help. */
+MUST_USE enum st role_open(int argc, char **argv, const char *program, const char *help,
+                           struct role_args *out);
+void role_close(struct role_args *a);
+
+/* Before any thread starts: SIGTERM and SIGINT wait for role_stopped from here on, and SIGTERM
+ * comes when the parent dies, so that no orphan stays. */
+void role_signals(void);
+/* Has a signal asked to stop? Waits for one up to `timeout_ns`. */
+int role_stopped(uint64_t timeout_ns);
+/* "ready ADDRESS" on standard output: whoever started this process reads it. */
+void role_ready(const char *address);
+
+#endif
