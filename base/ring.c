@@ -48,13 +48,14 @@ void ring_close(struct ring *r)
     mem_free(r);
 }
 
+/* Seconds and the rest apart: `ns` may be as large as it gets. */
 static struct timespec deadline_in(uint64_t ns)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    ns += (uint64_t)t.tv_nsec;
-    t.tv_sec += (time_t)(ns / 1000000000u);
-    t.tv_nsec = (long)(ns % 1000000000u);
+    uint64_t below = (uint64_t)t.tv_nsec + ns % 1000000000u;
+    t.tv_sec += (time_t)(ns / 1000000000u + below / 1000000000u);
+    t.tv_nsec = (long)(below % 1000000000u);
     return t;
 }
 

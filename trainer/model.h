@@ -1,6 +1,6 @@
 /* trainer/model.h - the network between rows and loss: its dense tensors, and forward and backward
- * over one slice. DLRM (Naumov et al. 2019) as facebookresearch/dlrm builds it: bottom MLP with ReLU
- * after every layer, dot interaction, top MLP with ReLU after all but the last layer. Knows
+ * over one slice. DLRM (Naumov et al. 2019) as facebookresearch/dlrm builds it: bottom MLP with
+ * ReLU after every layer, dot interaction, top MLP with ReLU after all but the last layer. Knows
  * devices; knows nothing of slots' owners, peers or servers. */
 #ifndef CHANTER_TRAINER_MODEL_H
 #define CHANTER_TRAINER_MODEL_H

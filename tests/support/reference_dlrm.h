@@ -1,6 +1,6 @@
 /* tests/support/reference_dlrm.h - DLRM once more, in double, one sample and one number at a time:
  * the model that the product's is compared with, and a trainer that replays whole runs with its
- * tables as plain arrays. Shares no code with compute/ or trainer/. For tests: stops on no memory. */
+ * tables as plain arrays. Shares no code with compute/ or trainer/. Aborts when out of memory. */
 #ifndef CHANTER_TESTS_SUPPORT_REFERENCE_DLRM_H
 #define CHANTER_TESTS_SUPPORT_REFERENCE_DLRM_H
 

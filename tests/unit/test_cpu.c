@@ -56,14 +56,8 @@ static struct linear linear_open(uint32_t B, uint32_t K, uint32_t N, uint32_t ld
 
 static void linear_close(struct linear *l)
 {
-    floats_close(l->x);
-    floats_close(l->w);
-    floats_close(l->b);
-    floats_close(l->y);
-    floats_close(l->dy);
-    floats_close(l->dw);
-    floats_close(l->db);
-    floats_close(l->dx);
+    struct floats all[] = {l->x, l->w, l->b, l->y, l->dy, l->dw, l->db, l->dx};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) floats_close(all[i]);
 }
 
 static void linear_run(struct linear *l, uint32_t lane)
@@ -144,7 +138,8 @@ static void layers_agree_with_sums_in_double(void **state)
 static void first_layer_asks_for_no_input_gradient(void **state)
 {
     for (uint32_t N = 1; N <= 8; N += 7) {
-        struct linear with = linear_open(5, 13, N, N, 1, 0), without = linear_open(5, 13, N, N, 1, 0);
+        struct linear with = linear_open(5, 13, N, N, 1, 0);
+        struct linear without = linear_open(5, 13, N, N, 1, 0);
         linear_run(&with, 0);
         memcpy(without.y.p, with.y.p, with.y.n * sizeof(float));
         assert_int_equal(dev->ops->linear_backward(dev, 0, 5, 13, N, without.x.p, without.w.p,
@@ -315,7 +310,8 @@ static void check_interact(const struct interact *a, uint32_t b)
 
 static void interaction_agrees_with_sums_in_double(void **state)
 {
-    static const uint32_t TABLES[] = {1, 3, 15, 16, 17, 26, 40}, DIM[] = {1, 4, 15, 16, 48, 67, 130};
+    static const uint32_t TABLES[] = {1, 3, 15, 16, 17, 26, 40};
+    static const uint32_t DIM[] = {1, 4, 15, 16, 48, 67, 130};
     for (int i = 0; i < 7 * 7 * 2; i++) {
         struct interact a = interact_open(i / 49 ? 1 : 3, TABLES[i % 7], DIM[i / 7 % 7], 0);
         interact_run(&a);
@@ -402,7 +398,8 @@ static void rows_go_in_and_out_at_any_alignment(void **state)
 {
     enum { CAP = 9, STRIDE = 7, WIDTH = 5, N = 3 };
     static const uint32_t SLOT[N] = {8, 0, 4};
-    struct floats table = floats_random(CAP * STRIDE, 0, 9), before = floats_random(CAP * STRIDE, 0, 9);
+    struct floats table = floats_random(CAP * STRIDE, 0, 9);
+    struct floats before = floats_random(CAP * STRIDE, 0, 9);
     struct floats rows = floats_random(N * WIDTH, 0, 10);
     char host[N * WIDTH * sizeof(float) + 1], back[N * WIDTH * sizeof(float) + 1];
     memcpy(host + 1, rows.p, N * WIDTH * sizeof(float));

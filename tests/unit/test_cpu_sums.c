@@ -200,7 +200,8 @@ static void parts_of_rows_are_summed_in_tree_order(void **state)
     for (uint32_t i = 0; i < SEGS; i++)
         for (uint32_t d = 0; d < D; d++) {
             float leaf[TREE_MAX_SLICES] = {0};
-            for (uint32_t k = begin[i]; k < begin[i + 1]; k++) leaf[pos[k]] = vec.p[item[k] * D + d];
+            for (uint32_t k = begin[i]; k < begin[i + 1]; k++)
+                leaf[pos[k]] = vec.p[item[k] * D + d];
             float want = tree_of(present[i], leaf);
             assert_same_bits(&out.p[i * D + d], &want, 1, "tree sum");
         }
@@ -252,44 +253,61 @@ static void nothing_is_added_to_what_contributes(void **state)
     }
 }
 
+enum { SPLIT_N = 5 }; /* floats of a part */
+
+struct node_sums {
+    uint32_t n;
+    uint8_t pos[TREE_MAX_SLICES];
+    float sum[TREE_MAX_SLICES][SPLIT_N];
+};
+
+/* One trainer's share: a sum for each maximal node of its slices. leaf (S, SPLIT_N) */
+static void add_node_sums(uint32_t lo, uint32_t hi, uint32_t S, const float *leaf,
+                          struct node_sums *out)
+{
+    struct tree_node node[TREE_MAX_NODES];
+    uint32_t n = tree_nodes(lo, hi, S, node);
+    for (uint32_t k = 0; k < n; k++) {
+        const float *part[TREE_MAX_SLICES];
+        uint8_t pos[TREE_MAX_SLICES];
+        uint32_t parts = 0;
+        for (uint32_t s = node[k].pos; s < node[k].end; s++) {
+            pos[parts] = (uint8_t)s;
+            part[parts++] = leaf + (size_t)s * SPLIT_N;
+        }
+        float *sum = out->sum[out->n];
+        assert_int_equal(dev->ops->dense_sum(dev, part, pos, parts, SPLIT_N, sum), ST_OK);
+        out->pos[out->n++] = node[k].pos;
+    }
+}
+
+static void check_split(uint32_t n_trainers, uint32_t S, const float *leaf, const float *want)
+{
+    struct node_sums nodes = {0};
+    const float *part[TREE_MAX_SLICES];
+    float got[SPLIT_N];
+    for (uint32_t t = 0; t < n_trainers; t++)
+        add_node_sums(tree_run_start(t, n_trainers, S), tree_run_start(t + 1, n_trainers, S), S,
+                      leaf, &nodes);
+    for (uint32_t k = 0; k < nodes.n; k++) part[k] = nodes.sum[k];
+    assert_int_equal(dev->ops->dense_sum(dev, part, nodes.pos, nodes.n, SPLIT_N, got), ST_OK);
+    assert_same_bits(got, want, SPLIT_N, "sum of sums");
+}
+
 /* What trainers do: each sums its run's nodes, the nodes' sums are summed. For any split, the
  * bits of the whole (I1). */
 static void any_split_over_trainers_gives_the_same_bits(void **state)
 {
-    enum { N = 5 };
-    struct floats leaf = floats_rough((size_t)TREE_MAX_SLICES * N, 0, 41);
-    for (uint32_t S = 1; S <= TREE_MAX_SLICES; S += S < 9 ? 1 : 5) {
+    struct floats leaf = floats_rough((size_t)TREE_MAX_SLICES * SPLIT_N, 0, 41);
+    for (uint32_t S = 1; S <= TREE_MAX_SLICES; S++) {
         int present[TREE_MAX_SLICES] = {0};
-        float want[N], got[N], one[TREE_MAX_SLICES], sum[TREE_MAX_SLICES][N];
+        float want[SPLIT_N], one[TREE_MAX_SLICES];
         for (uint32_t s = 0; s < S; s++) present[s] = 1;
-        for (int i = 0; i < N; i++) {
-            for (uint32_t s = 0; s < S; s++) one[s] = leaf.p[s * N + (uint32_t)i];
+        for (uint32_t i = 0; i < SPLIT_N; i++) {
+            for (uint32_t s = 0; s < S; s++) one[s] = leaf.p[s * SPLIT_N + i];
             want[i] = tree_of(present, one);
         }
-        for (uint32_t n_trainers = 1; n_trainers <= S; n_trainers++) {
-            const float *node_sum[TREE_MAX_SLICES];
-            uint8_t node_pos[TREE_MAX_SLICES], pos[TREE_MAX_SLICES];
-            uint32_t n_nodes = 0;
-            for (uint32_t t = 0; t < n_trainers; t++) {
-                struct tree_node node[TREE_MAX_NODES];
-                uint32_t n = tree_nodes(tree_run_start(t, n_trainers, S),
-                                        tree_run_start(t + 1, n_trainers, S), S, node);
-                for (uint32_t k = 0; k < n; k++) {
-                    const float *part[TREE_MAX_SLICES];
-                    uint32_t parts = 0;
-                    for (uint32_t s = node[k].pos; s < node[k].end; s++) {
-                        pos[parts] = (uint8_t)s;
-                        part[parts++] = leaf.p + s * N;
-                    }
-                    assert_int_equal(dev->ops->dense_sum(dev, part, pos, parts, N, sum[n_nodes]),
-                                     ST_OK);
-                    node_sum[n_nodes] = sum[n_nodes];
-                    node_pos[n_nodes++] = node[k].pos;
-                }
-            }
-            assert_int_equal(dev->ops->dense_sum(dev, node_sum, node_pos, n_nodes, N, got), ST_OK);
-            assert_same_bits(got, want, N, "sum of sums");
-        }
+        for (uint32_t n = 1; n <= S; n++) check_split(n, S, leaf.p, want);
     }
     floats_close(leaf);
 }
@@ -312,6 +330,11 @@ static void step_row(const struct opt_step *o, uint32_t D, const float *g, float
     }
 }
 
+static void step_record(const struct opt_step *o, uint32_t D, const float *g, float *record)
+{
+    step_row(o, D, g, record, record + D);
+}
+
 static void rows_step_as_the_formulas_say(void **state)
 {
     enum { CAP = 12, N = 5 };
@@ -326,7 +349,7 @@ static void rows_step_as_the_formulas_say(void **state)
             for (size_t k = 0; k < table.n && iteration == 0; k++) /* state is not negative */
                 want.p[k] = table.p[k] = fabsf(table.p[k]);
             for (uint32_t r = 0; r < N; r++)
-                step_row(&o, D, g.p + r * D, want.p + SLOT[r] * stride, want.p + SLOT[r] * stride + D);
+                step_record(&o, D, g.p + r * D, want.p + SLOT[r] * stride);
             assert_int_equal(dev->ops->row_update(dev, &o, table.p, stride, D, SLOT, g.p, N, &bad),
                              ST_OK);
             assert_same_bits(table.p, want.p, table.n, "table");
@@ -375,7 +398,7 @@ static void a_gradient_that_is_not_finite_stops_before_its_row(void **state)
         for (size_t k = 0; k < table.n; k++) want.p[k] = table.p[k] = 1.0f;
         g.p[2 * D + i / 9] = (float[]){NAN, INFINITY, -INFINITY}[i / 3 % 3];
         for (uint32_t r = 0; r < 2; r++)
-            step_row(&o, D, g.p + r * D, want.p + SLOT[r] * stride, want.p + SLOT[r] * stride + D);
+            step_record(&o, D, g.p + r * D, want.p + SLOT[r] * stride);
         assert_int_equal(dev->ops->row_update(dev, &o, table.p, stride, D, SLOT, g.p, N, &bad),
                          ST_DATA);
         assert_int_equal(bad, 2);
