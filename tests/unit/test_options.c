@@ -4,15 +4,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "config/options.h"
 #include "tests/support/caught.h"
+#include "tests/support/output.h"
 
 static struct taken { /* where the options of these tests go */
     bool quiet;
@@ -177,21 +175,12 @@ static void a_list_has_a_limit_that_is_said(void **state)
     assert_non_null(strstr(caught_line, "--set given more than 128 times"));
 }
 
-/* Run `args` with standard output in a file; its text in `out`. */
+/* The same with what it prints. */
 static enum st parse_into(const char *args, char out[2048])
 {
-    FILE *f = tmpfile();
-    assert_non_null(f);
-    fflush(stdout);
-    int saved = dup(STDOUT_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(f), STDOUT_FILENO) >= 0);
+    output_start();
     enum st st = parse_n(1, 2, args);
-    fflush(stdout);
-    assert_true(dup2(saved, STDOUT_FILENO) >= 0);
-    close(saved);
-    rewind(f);
-    out[fread(out, 1, 2047, f)] = '\0';
-    fclose(f);
+    output_stop(out, 2048);
     return st;
 }
 
