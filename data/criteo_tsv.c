@@ -186,9 +186,9 @@ static bool parse_hex(struct field f, uint32_t *out)
     if (f.n > ID_DIGITS) return false;
     for (size_t i = 0; i < f.n; i++) {
         unsigned c = (unsigned char)f.p[i];
-        unsigned digit = c - '0' <= 9 ? c - '0' : (c | 32) - 'a' + 10;
-        if (digit > 15 || (digit >= 10 && (c | 32) < 'a')) return false;
-        v = v << 4 | digit;
+        unsigned decimal = c - '0', letter = (c | 32) - 'a'; /* wrap to large when below */
+        if (decimal > 9 && letter > 5) return false;
+        v = v << 4 | (decimal <= 9 ? decimal : letter + 10);
     }
     *out = v;
     return true;
@@ -205,13 +205,14 @@ static bool last_line_is_whole(const struct tsv *t, unsigned n)
     return t->field[n - 1].n == widest;
 }
 
-/* Would this line do if its label were there? (Kaggle's test.txt has none.) */
+/* Kaggle's test.txt has no label: its fields stand one place too far left. I1 may pass for a
+ * label, but the last integer's place then holds an id, and those are padded to eight digits. */
 static bool looks_unlabelled(const struct tsv *t, unsigned n)
 {
+    const unsigned nd = t->cfg->model.dense_features;
     uint8_t label;
-    int64_t integer;
-    return n == n_fields(t) - 1 && (!parse_label(t->field[0], &label) ||
-                                    !parse_integer(t->field[t->cfg->model.dense_features], &integer));
+    if (n >= n_fields(t) || n <= nd) return false;
+    return t->field[nd].n == ID_DIGITS || (n == n_fields(t) - 1 && !parse_label(t->field[0], &label));
 }
 
 /* Split, check the number of fields, pad what a copy has stripped. */

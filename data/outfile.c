@@ -46,7 +46,8 @@ enum st outfile_create(const char *path, struct outfile **out)
     return ST_OK;
 
 err_outfile: outfile_free(o);
-err:         return st;
+err:         if (st == ST_NOMEM) log_fail(st, path, "out of memory");
+             return st;
 }
 
 static enum st put(struct outfile *o, const char *p, size_t n)
@@ -98,7 +99,7 @@ enum st outfile_rewrite(struct outfile *o, uint64_t offset, const void *p, size_
 static enum st sync_directory(const char *path)
 {
     char *dir = mem_strdup(path);
-    if (dir == NULL) return ST_NOMEM;
+    if (dir == NULL) return log_fail(ST_NOMEM, path, "out of memory");
     char *slash = strrchr(dir, '/');
     const char *name = slash == NULL ? "." : slash == dir ? "/" : dir;
     if (slash != NULL && slash != dir) *slash = '\0';
