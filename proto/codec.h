@@ -1,8 +1,9 @@
 /* proto/codec.h - structs <-> bytes: the only code that knows the layout of the .proto files. Every
  * decode checks all lengths and counts against the bytes that are there and changes nothing when
- * it says ST_BADMSG; it logs nothing then: the caller knows who sent it. Rows travel as the last field of a message, so that a sender gathers them
- * straight into the outgoing buffer and a receiver scatters them straight from the incoming one;
- * any protobuf library reads and writes the same bytes. */
+ * it says ST_BADMSG; it logs nothing then: the caller knows who sent it. Rows travel as the last
+ * field of a message, so that a sender gathers them straight into the outgoing buffer and a
+ * receiver scatters them straight from the incoming one; any protobuf library reads and writes the
+ * same bytes. */
 #ifndef CHANTER_PROTO_CODEC_H
 #define CHANTER_PROTO_CODEC_H
 

@@ -1,7 +1,7 @@
 /* proto/codec_rows.c - the bulk messages. Generated code writes and reads their small fields, the
  * head; the lists behind it are framed here, so that a row is copied once on each side:
  *
- *   [head: header, shard, row_floats, ...] [tag len | row ids] [tag len | versions] [tag len | rows]
+ *   [head: header, shard, ...] [tag len | row ids] [tag len | versions] [tag len | rows]
  *
  * The bytes are those of the generated packer: an empty list is not there at all. */
 #include <stdbool.h>

@@ -11,7 +11,8 @@
 enum st transport_open(enum transport_kind kind, struct transport **out)
 {
     if (kind == TRANSPORT_LOCAL) return local_transport_open(out);
-    return log_fail(ST_CONFIG, NULL, "unknown transport %d", (int)kind);
+    CHECK(kind == TRANSPORT_GRPC, "a transport of config.h");
+    return grpc_transport_open(out);
 }
 
 void transport_close(struct transport *t)

@@ -1,5 +1,5 @@
 /* proto/transport.h - the seam between roles: calls with one request and one reply, as bytes.
- * Behind it: grpc.c (the only file with gRPC) and local.c (roles as threads of one process).
+ * Behind it: grpc*.c (the only files with gRPC) and local.c (roles as threads of one process).
  * Knows nothing of what the bytes mean: that is codec.h. */
 #ifndef CHANTER_PROTO_TRANSPORT_H
 #define CHANTER_PROTO_TRANSPORT_H
@@ -17,8 +17,8 @@ struct rpc_server;   /* one listening role                        */
 struct rpc_peer;     /* a client's end of one server              */
 struct rpc_call;     /* one request being answered                */
 
-/* Server side. Called on a transport thread (grpc: its queue's thread; local: the caller's): it must
- * not block. `req` lives until the call is answered. Exactly one rpc_reply or rpc_fail follows,
+/* Server side. Called on a transport thread (grpc: its queue's; local: the caller's): it must not
+ * block. `req` lives until the call is answered. Exactly one rpc_reply or rpc_fail follows,
  * from any thread, then or later: that is how a fetch is parked. */
 typedef void rpc_handler(void *ctx, struct rpc_call *call, enum rpc_method method,
                          const uint8_t *req, size_t len);
@@ -34,7 +34,8 @@ typedef void rpc_done(void *ctx, enum st st, struct msg *reply, const char *text
 MUST_USE enum st transport_open(enum transport_kind kind, struct transport **out);
 void transport_close(struct transport *t); /* NULL ok; after all servers and peers */
 
-/* Serve at `address` ("127.0.0.1:0" lets the kernel choose; local: any name unique in `t`). */
+/* Serve at `address` ("127.0.0.1:0" lets the kernel choose; local: any name unique in `t`). grpc:
+ * 127.0.0.1, localhost, [::1] or unix: only, also in rpc_connect: ST_PERM. */
 MUST_USE enum st rpc_serve(struct transport *t, const char *address, rpc_handler *fn, void *ctx,
                            struct rpc_server **out);
 const char *rpc_address(const struct rpc_server *s); /* "127.0.0.1:41234"; lives as long as s */

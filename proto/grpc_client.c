@@ -1,0 +1,175 @@
+/* proto/grpc_client.c - the client's end over gRPC: one channel a peer, one batch of six operations
+ * a call, all completions on the transport's one queue. A call ends when its batch does: answered,
+ * refused, cut off or over time; gRPC keeps the deadline. */
+#include <grpc/byte_buffer.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "proto/grpc_impl.h"
+
+struct client_end {
+    struct rpc_peer base;
+    struct grpc_transport *t;
+    grpc_channel *channel;
+    void *method[RPC_N];           /* gRPC's handles                        */
+    pthread_mutex_t lock;
+    pthread_cond_t none_waiting;
+    size_t waiting;                /* locked: calls not yet called back     */
+};
+
+struct client_call {
+    struct rpc_tag tag;
+    struct client_end *peer;
+    rpc_done *done;
+    void *done_ctx;
+    uint32_t timeout_ms;
+    grpc_call *call;
+    grpc_byte_buffer *request, *reply;
+    grpc_metadata_array initial, trailing;
+    grpc_status_code code;
+    grpc_slice details;
+};
+
+/* What became of the call; *reply only with ST_OK. */
+static enum st call_result(struct client_call *c, struct msg **reply, char text[RPC_TEXT_BYTES])
+{
+    text[0] = '\0';
+    if (c->code != GRPC_STATUS_OK) {
+        enum st st = rpc_status_get(c->code, c->details, text);
+        if (c->code == GRPC_STATUS_DEADLINE_EXCEEDED && strcmp(text, "Deadline Exceeded") == 0)
+            snprintf(text, RPC_TEXT_BYTES, "no answer within %u ms", c->timeout_ms);
+        return st;
+    }
+    enum st st = rpc_buffer_read(c->reply, reply);
+    if (st != ST_OK) snprintf(text, RPC_TEXT_BYTES, "the answer cannot be read");
+    return st;
+}
+
+/* The batch is complete: the queue's thread. */
+static void call_done(void *ctx, bool ok)
+{
+    struct client_call *c = ctx;
+    struct msg *reply = NULL;
+    char text[RPC_TEXT_BYTES];
+    enum st st = call_result(c, &reply, text);
+    grpc_call_unref(c->call);
+    grpc_byte_buffer_destroy(c->request);
+    grpc_byte_buffer_destroy(c->reply); /* NULL ok */
+    grpc_metadata_array_destroy(&c->initial);
+    grpc_metadata_array_destroy(&c->trailing);
+    grpc_slice_unref(c->details);
+
+    struct client_end *p = c->peer;
+    c->done(c->done_ctx, st, reply, text);
+    mem_free(c);
+    pthread_mutex_lock(&p->lock);
+    if (--p->waiting == 0) pthread_cond_signal(&p->none_waiting);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void call_start(struct client_call *c)
+{
+    grpc_op op[6] = {
+        {.op = GRPC_OP_SEND_INITIAL_METADATA,
+         .flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY |
+                  GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET},
+        {.op = GRPC_OP_SEND_MESSAGE},
+        {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
+        {.op = GRPC_OP_RECV_INITIAL_METADATA},
+        {.op = GRPC_OP_RECV_MESSAGE},
+        {.op = GRPC_OP_RECV_STATUS_ON_CLIENT},
+    };
+    op[1].data.send_message.send_message = c->request;
+    op[3].data.recv_initial_metadata.recv_initial_metadata = &c->initial;
+    op[4].data.recv_message.recv_message = &c->reply;
+    op[5].data.recv_status_on_client.trailing_metadata = &c->trailing;
+    op[5].data.recv_status_on_client.status = &c->code;
+    op[5].data.recv_status_on_client.status_details = &c->details;
+    grpc_call_error e = grpc_call_start_batch(c->call, op, 6, &c->tag, NULL);
+    CHECK(e == GRPC_CALL_OK, "gRPC takes a batch of these six operations");
+}
+
+void rpc_grpc_send(struct rpc_peer *base, enum rpc_method method, struct msg *req,
+                   uint32_t timeout_ms, rpc_done *done, void *ctx)
+{
+    struct client_end *p = (struct client_end *)base;
+    struct client_call *c = mem_zalloc(1, sizeof(*c));
+    if (c == NULL) {
+        msg_close(req);
+        done(ctx, ST_NOMEM, NULL, "no memory for a call");
+        return;
+    }
+    c->tag = (struct rpc_tag){call_done, c};
+    c->peer = p;
+    c->done = done;
+    c->done_ctx = ctx;
+    c->timeout_ms = timeout_ms;
+    c->details = grpc_empty_slice();
+    c->request = rpc_buffer_of(req);
+    grpc_metadata_array_init(&c->initial);
+    grpc_metadata_array_init(&c->trailing);
+    pthread_mutex_lock(&p->lock);
+    p->waiting++;
+    pthread_mutex_unlock(&p->lock);
+    gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                         gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
+    c->call = grpc_channel_create_registered_call(p->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                                  p->t->clients.cq, p->method[method], deadline,
+                                                  NULL);
+    call_start(c);
+}
+
+enum st rpc_grpc_connect(struct transport *base, const char *address, struct rpc_peer **out)
+{
+    struct rpc_address a;
+    enum st st = rpc_address_parse(address, &a);
+    if (st != ST_OK) return st;
+    st = ST_NOMEM;
+    struct client_end *p = mem_zalloc(1, sizeof(*p));
+    if (p == NULL) goto err;
+    char *target = rpc_address_text(a.scheme, &a);
+    if (target == NULL) goto err_peer;
+    p->base = (struct rpc_peer){&RPC_GRPC_OPS, mem_strdup(address)};
+    if (p->base.address == NULL) goto err_target;
+
+    p->t = (struct grpc_transport *)base;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->none_waiting, NULL);
+    grpc_channel_args args = rpc_grpc_client_args();
+    grpc_channel_credentials *plain = grpc_insecure_credentials_create();
+    p->channel = grpc_channel_create(target, plain, &args);
+    grpc_channel_credentials_release(plain);
+    for (int i = 0; i < RPC_N; i++)
+        p->method[i] = grpc_channel_register_call(p->channel, RPC_GRPC_PATH[i], NULL, NULL);
+    rpc_grpc_count_peer(p->t, 1);
+    mem_free(target);
+    *out = &p->base;
+    return ST_OK;
+
+err_target:
+    mem_free(target);
+err_peer:
+    mem_free(p);
+err:
+    return log_fail(st, address, "no memory for a connection");
+}
+
+void rpc_grpc_peer_close(struct rpc_peer *base)
+{
+    struct client_end *p = (struct client_end *)base;
+    pthread_mutex_lock(&p->lock);
+    while (p->waiting > 0) pthread_cond_wait(&p->none_waiting, &p->lock); /* ends: deadlines */
+    pthread_mutex_unlock(&p->lock);
+    grpc_channel_destroy(p->channel);
+    rpc_grpc_count_peer(p->t, -1);
+    pthread_cond_destroy(&p->none_waiting);
+    pthread_mutex_destroy(&p->lock);
+    mem_free(p->base.address);
+    mem_free(p);
+}
