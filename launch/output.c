@@ -1,5 +1,6 @@
 #include "launch/output.h"
 
+#include <stddef.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
