@@ -39,9 +39,8 @@ MUST_USE enum st planner_pull(struct planner *p, struct plan **out);
 MUST_USE enum st planner_eval(struct planner *p, const struct samples *batch, int last,
                               struct plan **out);
 
-/* Most rows that any trainer's cache has held at once; rows fetched (all users' copies), those among
- * them whose last write-back was still remembered, rows written back, in the plans pulled so far;
- * rows live now. */
+/* Most rows that any trainer's cache has held at once; in the plans pulled so far: rows fetched (a
+ * copy each), those of them with an exact need, rows written back; rows live now. */
 struct planner_stats { uint64_t peak_rows, fetches, refetches, write_backs, live_rows; };
 struct planner_stats planner_stats(const struct planner *p);
 /* Recount everything that is kept as a running number; CHECKs on a difference. Slow; for tests. */

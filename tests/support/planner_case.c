@@ -121,6 +121,34 @@ struct planner_case case_by_hand(const struct planner_cfg *cfg, uint32_t n_batch
     return c;
 }
 
+struct planner_cfg case_cfg(uint32_t trainers, uint32_t slices, uint32_t lookahead)
+{
+    return (struct planner_cfg){.n_trainers = trainers, .n_tables = 1, .global_batch = slices,
+                                .slices = slices, .lookahead = lookahead, .n_shards = 1,
+                                .cap_rows = 1000, .remember = 100};
+}
+
+struct planner *case_open(const struct planner_cfg *cfg)
+{
+    struct planner *p;
+    if (planner_open(cfg, &p) != ST_OK) abort();
+    return p;
+}
+
+struct planner *case_planner(const struct planner_case *c)
+{
+    struct planner *p = case_open(&c->cfg);
+    for (uint32_t i = 0; i < c->n_batches; i++)
+        if (planner_push(p, &c->batch[i]) != ST_OK) abort();
+    planner_end(p);
+    return p;
+}
+
+void case_close_plans(struct plan **plan, uint32_t n)
+{
+    for (uint32_t t = 0; t < n; t++) plan_close(plan[t]);
+}
+
 void case_close(struct planner_case *c)
 {
     for (uint32_t i = 0; i < c->n_batches; i++) {

@@ -22,7 +22,13 @@ struct planner_case case_random(uint64_t seed);
  * hand; the label of sample b of batch i is i * 100 + b. */
 struct planner_case case_by_hand(const struct planner_cfg *cfg, uint32_t n_batches,
                                  const uint64_t *row);
+/* The usual small configuration: one table, no dense features, one-sample slices, ample room. */
+struct planner_cfg case_cfg(uint32_t trainers, uint32_t slices, uint32_t lookahead);
 void case_close(struct planner_case *c);
+/* A planner; one with all batches of `c` pushed, and ended. They abort if they cannot. */
+struct planner *case_open(const struct planner_cfg *cfg);
+struct planner *case_planner(const struct planner_case *c);
+void case_close_plans(struct plan **plan, uint32_t n);
 
 /* Next number of a small generator; *state is the seed. Reproducible everywhere. */
 uint64_t case_draw(uint64_t *state, uint64_t below);

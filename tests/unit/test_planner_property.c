@@ -40,6 +40,7 @@ struct job {
     struct world *w;
     struct plan_bytes bytes;
     uint32_t pushed;
+    bool stopped; /* at a fault: not all plans were pulled */
 };
 
 static void feed(struct job *j)
@@ -82,13 +83,13 @@ static void run_job(struct job *j)
     bool evals = j->order == RANDOM_WITH_EVALS && j->c->n_batches > 0;
     if (j->order == PUSH_ALL_FIRST)
         for (uint32_t i = 0; i <= j->c->n_batches; i++) feed(j);
-    for (enum st st = ST_BUSY; st != ST_END;) {
+    for (enum st st = ST_BUSY; st != ST_END && !j->stopped;) {
         if (evals && case_draw(&j->draw, 3) == 0) evaluate(j);
         st = pull(j);
         if (st == ST_BUSY) feed(j);
         if (evals && j->pushed < j->c->n_batches && case_draw(&j->draw, 3) == 0) feed(j);
         assert_true(st == ST_OK || st == ST_BUSY || st == ST_END);
-        if (world_fault(j->w, &why) != FAULT_NONE) break;
+        j->stopped = world_fault(j->w, &why) != FAULT_NONE;
     }
     if (evals) evaluate(j);
     planner_validate(j->p);
@@ -99,6 +100,11 @@ static void run_job(struct job *j)
     planner_close(j->p);
 }
 
+static bool same_plans(const struct plan_bytes *a, const struct plan_bytes *b)
+{
+    return a->n == b->n && (a->n == 0 || memcmp(a->p, b->p, a->n) == 0);
+}
+
 static void run_seed(uint64_t seed)
 {
     struct planner_case c = case_random(seed);
@@ -106,8 +112,7 @@ static void run_seed(uint64_t seed)
     for (int order = 0; order < N_ORDERS; order++) {
         job[order] = (struct job){.c = &c, .order = (enum order)order, .draw = seed};
         run_job(&job[order]);
-        if (job[order].bytes.n != job[0].bytes.n ||
-            (job[0].bytes.n > 0 && memcmp(job[order].bytes.p, job[0].bytes.p, job[0].bytes.n) != 0))
+        if (!job[0].stopped && !job[order].stopped && !same_plans(&job[0].bytes, &job[order].bytes))
             note(FAULT_PLANS_DIFFER, seed, order == PUSH_ALL_FIRST ? "push all first" : "evals");
     }
     for (int order = 0; order < N_ORDERS; order++) free(job[order].bytes.p);
