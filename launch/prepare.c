@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "config/options.h"
 #include "data/prepared.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/output.h"
 #include "launch/progress.h"
 

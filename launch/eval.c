@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/options.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/filekind.h"
 #include "launch/score.h"
 

@@ -1,7 +1,7 @@
-/* launch/cmd_tools.h - the commands around training: they look at finished runs and make data
- * files. Each is one file, cmd_NAME.c, and one row of the table in main.c. */
-#ifndef CHANTER_LAUNCH_CMD_TOOLS_H
-#define CHANTER_LAUNCH_CMD_TOOLS_H
+/* launch/tools.h - the commands around training: they look at finished runs and make data
+ * files. Each is one file, NAME.c, and one row of the table in main.c. */
+#ifndef CHANTER_LAUNCH_TOOLS_H
+#define CHANTER_LAUNCH_TOOLS_H
 
 #include "base/status.h"
 

@@ -5,11 +5,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/options.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/output.h"
 #include "launch/progress.h"
 #include "launch/rundir.h"
@@ -79,6 +80,15 @@ static void list_tensors(const struct safetensors *s, struct st_tensor *to)
     for (size_t i = 0; i < safetensors_count(s); i++) to[i] = *safetensors_at(s, i);
 }
 
+static enum st print_result(const struct copy *c, const char *out)
+{
+    struct stat s;
+    if (stat(out, &s) != 0) return log_fail(ST_IO, out, "is gone right after it was written");
+    printf("{\"tensors\":%zu,\"values\":%" PRIu64 ",\"bytes\":%lld}\n", c->n, c->values,
+           (long long)s.st_size);
+    return ST_OK;
+}
+
 static enum st export_run(const struct rundir *r, const struct export_args *a)
 {
     size_t n = safetensors_count(r->weights);
@@ -94,9 +104,7 @@ static enum st export_run(const struct rundir *r, const struct export_args *a)
     if (r->state != NULL) list_tensors(r->state, tensor + n);
     struct copy c = {.from = a->operand[0], .tensor = tensor, .n = n + n_state, .piece = piece};
     st = copy_all(&c, a->operand[1]);
-    if (st == ST_OK)
-        printf("{\"tensors\":%zu,\"values\":%" PRIu64 ",\"bytes\":%" PRIu64 "}\n", c.n, c.values,
-               c.values * sizeof(float));
+    if (st == ST_OK) st = print_result(&c, a->operand[1]);
 done:
     mem_free(piece);
     mem_free(tensor);

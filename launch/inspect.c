@@ -12,7 +12,7 @@
 #include "config/options.h"
 #include "data/infile.h"
 #include "data/prepared.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/filekind.h"
 #include "launch/rundir.h"
 #include "launch/runlog.h"
@@ -63,7 +63,7 @@ static void print_tensor(const struct st_tensor *t, uint64_t *values, uint64_t *
     if (t->cols == 0) snprintf(shape, sizeof(shape), "%" PRIu64, t->rows);
     else snprintf(shape, sizeof(shape), "%" PRIu64 " x %" PRIu64, t->rows, t->cols);
     printf("  %-28s %-16s", t->name, shape);
-    if (n > r.odd) printf(" %11.4g .. %-11.4g", r.lo, r.hi);
+    if (n > r.odd) printf(" %11.4g .. %.4g", r.lo, r.hi);
     if (r.odd > 0) printf(" %" PRIu64 " not finite", r.odd);
     printf("\n");
     *values += n;
@@ -78,7 +78,7 @@ static enum st inspect_safetensors(const char *path)
     if (st != ST_OK) return st;
     printf("%s: safetensors, %zu tensors, ", path, safetensors_count(s));
     print_file_bytes(path);
-    printf("\n  %-28s %-16s %s\n", "tensor", "shape", "lowest .. highest value");
+    printf("\n  %-28s %-16s %s\n", "tensor", "shape", "     lowest .. highest value");
     for (size_t i = 0; i < safetensors_count(s); i++)
         print_tensor(safetensors_at(s, i), &values, &odd);
     printf("  %" PRIu64 " values in all\n", values);

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "config/options.h"
 #include "data/synthetic.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/output.h"
 
 static const char HELP[] =

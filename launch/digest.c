@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "config/options.h"
-#include "launch/cmd_tools.h"
+#include "launch/tools.h"
 #include "launch/progress.h"
 #include "launch/rundir.h"
 
