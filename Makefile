@@ -79,7 +79,7 @@ $B/trainer/main.o: EXTRA = $(MPI_INC)
 $B/%.o: %.c $B/.flags | $(GENH) ; $(COMPILE)
 
 $B/lib.a: $(OBJ)
-	$(Q)rm -f $@; ar rcs $@ $^
+	$(Q)rm -f $@; ar qcs $@ $^
 
 LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) -o $@
 $(BIN)/chanter: $B/launch/main.o $B/lib.a ; $(LINK)
@@ -102,7 +102,7 @@ test:
 run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
-	$(Q)$(BIN)/chanter launch examples/sample.yaml
+	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
 
 clean:
 	$(Q)rm -rf build

@@ -8,8 +8,8 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "base/check.h"
 #include "base/log.h"
-#include "config/options.h"
 
 enum { JOB_DIGITS = 16, MAX_ATTEMPT = (1 << 24) - 1 /* a row's stamp has 24 bits for it */ };
 
@@ -23,41 +23,45 @@ static enum st job_parse(const char *text, uint64_t *out)
     return ST_OK;
 }
 
-enum st role_open(int argc, char **argv, const char *program, const char *help,
-                  struct role_args *out)
+/* The role's own options behind those that all roles take. */
+static enum st parse(int argc, char **argv, struct options *options, const struct option *shared,
+                     size_t n_shared, const struct option *own, size_t n_own)
 {
-    const char *file = NULL, *job = NULL, *address = "127.0.0.1:0";
-    uint64_t rank = 0, attempt = 0;
+    struct option all[OPTIONS_MAX];
+    CHECK(n_shared + n_own <= OPTIONS_MAX, "a role has few options");
+    memcpy(all, shared, n_shared * sizeof(*all));
+    memcpy(all + n_shared, own, n_own * sizeof(*all));
+    options->option = all;
+    options->n_options = n_shared + n_own;
+    return options_parse(options, argc, argv);
+}
+
+enum st role_open(int argc, char **argv, const char *program, const char *help,
+                  const struct option *own, size_t n_own, struct role_args *out)
+{
+    const char *file = NULL, *job = NULL;
+    uint64_t attempt = 0;
     struct config_args config = {0};
-    const struct option option[] = {
+    const struct option shared[] = {
         {.name = "config", .arg = "FILE", .text = &file, .help = "the job's configuration"},
         OPTIONS_CONFIG(&config),
         {.name = "job", .arg = "HEX", .text = &job,
          .help = "number of the job, the same for all its processes"},
         {.name = "attempt", .arg = "N", .number = &attempt, .hi = MAX_ATTEMPT,
          .help = "how often the job was restarted (0)"},
-        {.name = "rank", .arg = "N", .number = &rank, .hi = UINT32_MAX,
-         .help = "which one of its role this process is (0)"},
-        {.name = "address", .arg = "HOST:PORT", .text = &address,
-         .help = "where to listen (127.0.0.1:0: the kernel chooses the port)"},
     };
-    const struct options options = {.program = program, .operands = "", .help = help,
-                                    .option = option,
-                                    .n_options = sizeof(option) / sizeof(*option)};
-    struct role_args a = {0};
+    struct options options = {.program = program, .operands = "", .help = help};
     enum st st;
-    TRY(options_parse(&options, argc, argv), err);
+    *out = (struct role_args){.address = "127.0.0.1:0"};
+    TRY(parse(argc, argv, &options, shared, sizeof(shared) / sizeof(*shared), own, n_own), err);
     if (file == NULL || job == NULL) {
         st = log_fail(ST_USAGE, NULL, "--%s is missing; see %s --help",
                       file == NULL ? "config" : "job", program);
         goto err;
     }
-    TRY(job_parse(job, &a.job), err);
-    a.address = address;
-    a.rank = (uint32_t)rank;
-    a.attempt = (uint32_t)attempt;
-    TRY(config_args_open(&config, file, &a.config), err);
-    *out = a;
+    TRY(job_parse(job, &out->job), err);
+    out->attempt = (uint32_t)attempt;
+    TRY(config_args_open(&config, file, &out->config), err);
 err: return st;
 }
 

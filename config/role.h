@@ -1,6 +1,6 @@
-/* config/role.h - how the program of a role (oracle, embedding server) starts and stops as a process
- * of a job: its command line, its signals, the line that says it is ready. Not the roles themselves.
- * Main thread only. */
+/* config/role.h - how the program of a role (oracle, embedding server, trainer) starts and stops as a
+ * process of a job: its command line, its signals, the line that says it is ready. Not the roles
+ * themselves. Main thread only. */
 #ifndef CHANTER_CONFIG_ROLE_H
 #define CHANTER_CONFIG_ROLE_H
 
@@ -8,19 +8,28 @@
 
 #include "base/status.h"
 #include "config/config.h"
+#include "config/options.h"
 
 struct role_args {
     struct config *config;  /* --config FILE, --set K=V; owned                     */
     const char *address;    /* --address, default 127.0.0.1:0; lent by argv        */
-    uint32_t rank;          /* --rank, default 0                                   */
+    uint64_t rank;          /* --rank, default 0; fits in 32 bits                  */
     uint64_t job;           /* --job, hexadecimal                                  */
     uint32_t attempt;       /* --attempt, default 0                                */
 };
 
-/* Read the command line and the configuration it names. ST_END: --help was asked for and given.
- * Otherwise what is wrong is logged. `help`: what the program does, for --help. */
+/* Rows for the table of a role that listens. */
+#define OPTIONS_SERVE(args)                                                               \
+    {.name = "rank", .arg = "N", .number = &(args)->rank, .hi = UINT32_MAX,               \
+     .help = "which one of its role this process is (0)"},                                \
+    {.name = "address", .arg = "HOST:PORT", .text = &(args)->address,                     \
+     .help = "where to listen (127.0.0.1:0: the kernel chooses the port)"}
+
+/* Read the command line, the role's own options among it, and the configuration it names. ST_END:
+ * --help was asked for and given. Otherwise what is wrong is logged. `help`: what the program does,
+ * for --help. `own` may point into `out`. */
 MUST_USE enum st role_open(int argc, char **argv, const char *program, const char *help,
-                           struct role_args *out);
+                           const struct option *own, size_t n_own, struct role_args *out);
 void role_close(struct role_args *a);
 
 /* Before any thread starts: SIGTERM and SIGINT wait for role_stopped from here on, and SIGTERM

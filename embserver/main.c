@@ -14,11 +14,11 @@ static enum st run(const struct role_args *args)
     struct transport *transport;
     struct embserver *server;
     if (args->rank >= args->config->cluster.servers)
-        return log_fail(ST_USAGE, NULL, "--rank %" PRIu32 ": cluster.servers is %" PRIu32,
+        return log_fail(ST_USAGE, NULL, "--rank %" PRIu64 ": cluster.servers is %" PRIu32,
                         args->rank, args->config->cluster.servers);
     TRY(transport_open(TRANSPORT_GRPC, &transport), err);
     struct embserver_cfg cfg = {.config = args->config, .transport = transport,
-                                .address = args->address, .rank = args->rank, .job = args->job,
+                                .address = args->address, .rank = (uint32_t)args->rank, .job = args->job,
                                 .attempt = args->attempt};
     TRY(embserver_start(&cfg, &server), err_transport);
     role_ready(embserver_address(server));
@@ -32,11 +32,13 @@ err:           return st;
 int main(int argc, char **argv)
 {
     struct role_args args;
+    const struct option own[] = {OPTIONS_SERVE(&args)};
     enum st st = role_open(argc, argv, "chanter-embserver",
-                           "Holds one server's part of the embedding tables.", &args);
+                           "Holds one server's part of the embedding tables.", own,
+                           sizeof(own) / sizeof(own[0]), &args);
     if (st != ST_OK) return st == ST_END ? 0 : st_exit_code(st);
     char role[32];
-    snprintf(role, sizeof(role), "server %" PRIu32, args.rank);
+    snprintf(role, sizeof(role), "server %" PRIu64, args.rank);
     log_set_role(role);
     role_signals();
     st = run(&args);

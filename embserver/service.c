@@ -38,6 +38,12 @@ static void fail(struct rpc_call *call, enum st st, const char *fmt, ...)
     rpc_fail(call, st, text);
 }
 
+static void fail_decode(struct rpc_call *call, enum st st, size_t len)
+{
+    if (st == ST_BADMSG) fail(call, st, "malformed request of %zu bytes", len);
+    else fail(call, st, "no memory to read a request of %zu bytes", len);
+}
+
 /* What goes out in answer to `asked`. */
 static struct rpc_header answer_header(const struct embserver *s, const struct rpc_header *asked)
 {
@@ -92,7 +98,7 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
     enum st st = fetch ? fetch_request_decode(req, len, &h, &t->fetch)
                        : write_back_decode(req, len, &h, &t->put);
     if (st != ST_OK) {
-        fail(call, st, "malformed request of %zu bytes", len);
+        fail_decode(call, st, len);
         mem_free(t);
         return;
     }
@@ -266,7 +272,7 @@ static void on_all(struct embserver *s, struct rpc_call *call, enum rpc_method m
     enum st st = method == RPC_EXPORT ? export_request_decode(req, len, &h, &g->range)
                                       : plain_decode(req, len, &h);
     if (st != ST_OK) {
-        fail(call, st, "malformed request of %zu bytes", len);
+        fail_decode(call, st, len);
         goto refused;
     }
     if (!header_check(s, call, &h)) goto refused;
@@ -298,9 +304,13 @@ static void handle(void *ctx, struct rpc_call *call, enum rpc_method method, con
     }
 }
 
-static void close_shards(struct embserver *s, uint32_t n)
+/* What is there of it, with the first n shards. */
+static void server_free(struct embserver *s, uint32_t n)
 {
+    if (s == NULL) return;
     for (uint32_t i = 0; i < n; i++) shard_close(s->shard[i]);
+    mem_free(s->shard);
+    mem_free(s);
 }
 
 static void stop_shards(struct embserver *s, uint32_t n)
@@ -311,10 +321,10 @@ static void stop_shards(struct embserver *s, uint32_t n)
 enum st embserver_start(const struct embserver_cfg *cfg, struct embserver **out)
 {
     const struct config *c = cfg->config;
-    enum st st = ST_NOMEM;
+    enum st st;
     uint32_t opened = 0;
     struct embserver *s = mem_zalloc(1, sizeof(*s));
-    if (s == NULL) goto err;
+    if (s == NULL) goto no_memory;
     s->cfg = *cfg;
     s->n_shards = c->cluster.server_threads;
     s->store = (struct store_cfg){
@@ -323,21 +333,20 @@ enum st embserver_start(const struct embserver_cfg *cfg, struct embserver **out)
         .state = config_row_state(c->train.optimizer, c->model.dim),
         .table_rows = c->model.tables, .seed = c->train.seed};
     s->shard = mem_zalloc(s->n_shards, sizeof(*s->shard));
-    if (s->shard == NULL) goto err_server;
+    if (s->shard == NULL) goto no_memory;
     for (; opened < s->n_shards; opened++) {
         struct shard_cfg one = {.store = s->store, .timeout_s = c->cluster.timeout_s};
         one.store.shard += opened;
-        TRY(shard_open(&one, &s->shard[opened]), err_shards);
+        TRY(shard_open(&one, &s->shard[opened]), err);
     }
-    TRY(rpc_serve(cfg->transport, cfg->address, handle, s, &s->server), err_shards);
+    TRY(rpc_serve(cfg->transport, cfg->address, handle, s, &s->server), err);
     *out = s;
     return ST_OK;
 
-err_shards: stop_shards(s, opened);
-            close_shards(s, opened);
-            mem_free(s->shard);
-err_server: mem_free(s);
-err:        return st;
+no_memory: st = log_fail(ST_NOMEM, NULL, "no memory for a server");
+err:       stop_shards(s, opened);
+           server_free(s, opened);
+           return st;
 }
 
 const char *embserver_address(const struct embserver *s)
@@ -350,7 +359,5 @@ void embserver_close(struct embserver *s)
     if (s == NULL) return;
     stop_shards(s, s->n_shards);  /* answers or fails every call there is ...   */
     rpc_server_close(s->server);  /* ... and those that arrive before this ends */
-    close_shards(s, s->n_shards);
-    mem_free(s->shard);
-    mem_free(s);
+    server_free(s, s->n_shards);
 }

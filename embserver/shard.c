@@ -354,31 +354,27 @@ static void *shard_main(void *arg)
 
 enum st shard_open(const struct shard_cfg *cfg, struct shard **out)
 {
-    enum st st = ST_NOMEM;
+    enum st st;
     struct shard *s = mem_zalloc(1, sizeof(*s));
-    if (s == NULL) goto err;
+    if (s == NULL) goto no_memory;
     s->cfg = *cfg;
-    TRY(store_open(&cfg->store, &s->store), err_shard);
-    TRY(parking_open(&s->parking), err_store);
-    st = ST_NOMEM;
     s->n_seen = 1 << 10;
     s->seen = mem_zalloc(s->n_seen, sizeof(*s->seen));
-    if (s->seen == NULL) goto err_parking;
-    TRY(ring_open(QUEUE_CAP, &s->queue), err_seen);
+    if (s->seen == NULL) goto no_memory;
+    if (parking_open(&s->parking) != ST_OK) goto no_memory;
+    if (ring_open(QUEUE_CAP, &s->queue) != ST_OK) goto no_memory;
+    TRY(store_open(&cfg->store, &s->store), err);
     if (pthread_create(&s->thread, NULL, shard_main, s) != 0) {
         st = log_fail(ST_NOMEM, NULL, "cannot start the thread of shard %" PRIu32,
                       cfg->store.shard);
-        goto err_queue;
+        goto err;
     }
     *out = s;
     return ST_OK;
 
-err_queue:   ring_close(s->queue);
-err_seen:    mem_free(s->seen);
-err_parking: parking_close(s->parking);
-err_store:   store_close(s->store);
-err_shard:   mem_free(s);
-err:         return st;
+no_memory: st = log_fail(ST_NOMEM, NULL, "no memory for shard %" PRIu32, cfg->store.shard);
+err:       shard_close(s);
+           return st;
 }
 
 void shard_push(struct shard *s, struct task *t)

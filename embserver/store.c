@@ -77,25 +77,26 @@ enum st store_open(const struct store_cfg *cfg, struct store **out)
 {
     CHECK(cfg->shard < cfg->n_shards, "a shard is one of n_shards");
     enum st st;
+    struct store *s = NULL;
     TRY(cfg_check(cfg), err);
-    st = ST_NOMEM;
-    struct store *s = mem_zalloc(1, sizeof(*s));
-    if (s == NULL) goto err;
+    s = mem_zalloc(1, sizeof(*s));
+    if (s == NULL) goto no_memory;
     *s = (struct store){.shard = cfg->shard, .n_shards = cfg->n_shards, .dim = cfg->dim,
                         .state = cfg->state, .seed = cfg->seed};
     size_t bytes = STAMP_BYTES + (size_t)(cfg->dim + cfg->state) * sizeof(float);
     s->stride = (bytes + 7) / 8 * 8;
     s->table = mem_zalloc(cfg->n_tables, sizeof(*s->table));
-    if (s->table == NULL) goto err_store;
+    if (s->table == NULL) goto no_memory;
     for (uint32_t t = 0; t < cfg->n_tables; t++) {
         s->n_tables = t + 1; /* store_close unmaps this one too */
-        TRY(table_open(s, t, cfg->table_rows[t], &s->table[t]), err_store);
+        TRY(table_open(s, t, cfg->table_rows[t], &s->table[t]), err);
     }
     *out = s;
     return ST_OK;
 
-err_store: store_close(s);
-err:       return st;
+no_memory: st = log_fail(ST_NOMEM, NULL, "no memory for the rows of shard %" PRIu32, cfg->shard);
+err:       store_close(s);
+           return st;
 }
 
 void store_close(struct store *s)

@@ -1,10 +1,14 @@
 /* launch/main.c - the `chanter` command: which commands there are. A new one is one line here. */
 #include "launch/check.h"
 #include "launch/command.h"
+#include "launch/launch.h"
 #include "launch/tools.h"
+#include "launch/train.h"
 
 static const struct command COMMANDS[] = {
     {"check", "say what would keep a configuration from running", check_main},
+    {"train", "train in one process: all roles as threads", train_main},
+    {"launch", "train as processes: oracle, servers, and trainers under mpirun", launch_main},
     {"eval", "score held-out rows with a run's final weights", eval_main},
     {"digest", "one number for everything that a run has learned", digest_main},
     {"export", "write a run's weights as one safetensors file", export_main},

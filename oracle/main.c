@@ -27,7 +27,7 @@ static enum st run(const struct role_args *args)
     struct transport *transport;
     struct oracle *oracle;
     if (args->rank != 0)
-        return log_fail(ST_USAGE, NULL, "--rank %" PRIu32 ": there is one oracle", args->rank);
+        return log_fail(ST_USAGE, NULL, "--rank %" PRIu64 ": there is one oracle", args->rank);
     TRY(transport_open(TRANSPORT_GRPC, &transport), err);
     struct oracle_cfg cfg = {.config = args->config, .transport = transport,
                              .address = args->address, .job = args->job,
@@ -44,8 +44,10 @@ err:           return st;
 int main(int argc, char **argv)
 {
     struct role_args args;
+    const struct option own[] = {OPTIONS_SERVE(&args)};
     enum st st = role_open(argc, argv, "chanter-oracle",
-                           "Reads ahead in the data and plans for all trainers.", &args);
+                           "Reads ahead in the data and plans for all trainers.", own,
+                           sizeof(own) / sizeof(own[0]), &args);
     if (st != ST_OK) return st == ST_END ? 0 : st_exit_code(st);
     log_set_role("oracle");
     role_signals();

@@ -42,6 +42,13 @@ struct oracle {
 
 /* --- PLANNER ---------------------------------------------------------------------------------- */
 
+/* The planner is silent when it is out of memory: it does not know for whom it plans. */
+static enum st heard(enum st st)
+{
+    return st == ST_NOMEM ? log_fail(st, NULL, "no memory for the plans of the window; lower "
+                                     "oracle.lookahead or train.global_batch") : st;
+}
+
 static enum st planner_start(struct oracle *o)
 {
     const struct config *c = o->cfg.config;
@@ -56,7 +63,7 @@ static enum st planner_start(struct oracle *o)
                                      .cap_rows = cfg.cap_rows};
     enum st st;
     TRY(feed_open(c, &o->feed), err);
-    TRY(planner_open(&cfg, &o->planner), err);
+    TRY(heard(planner_open(&cfg, &o->planner)), err);
 err: return st;
 }
 
@@ -82,7 +89,7 @@ static enum st feed_planner(struct oracle *o)
     const struct samples *batch;
     enum st st = feed_train(o->feed, &batch);
     if (st == ST_OK) {
-        st = planner_push(o->planner, batch);
+        st = heard(planner_push(o->planner, batch));
         if (st == ST_OK) o->n_pushed++;
     } else if (st == ST_END) {
         planner_end(o->planner);
@@ -103,7 +110,7 @@ static enum st evaluate(struct oracle *o)
         st = feed_eval(o->feed, &batch, &last);
         if (st == ST_END) return ST_OK;
         if (st != ST_OK) return st;
-        TRY(planner_eval(o->planner, batch, last, o->plan), err);
+        TRY(heard(planner_eval(o->planner, batch, last, o->plan)), err);
         TRY(publish(o), err);
     }
 err: return st;
@@ -123,7 +130,7 @@ err: return st;
 /* One iteration's plans or the flush's out, or one batch in. ST_END: all is planned. */
 static enum st plan_step(struct oracle *o)
 {
-    enum st st = planner_pull(o->planner, o->plan);
+    enum st st = heard(planner_pull(o->planner, o->plan));
     if (st == ST_BUSY) {
         CHECK(!o->fed, "a planner that has all batches is not waiting for one");
         return feed_planner(o);
@@ -165,16 +172,35 @@ static void *planner_main(void *arg)
 
 /* --- answering -------------------------------------------------------------------------------- */
 
-static void refuse(struct rpc_call *call, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
-static void refuse(struct rpc_call *call, const char *fmt, ...)
+static void refuse(struct rpc_call *call, enum st st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void refuse(struct rpc_call *call, enum st st, const char *fmt, ...)
 {
     char text[TEXT_BYTES];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    rpc_fail(call, ST_BADMSG, text);
+    rpc_fail(call, st, text);
+}
+
+/* False: refused. */
+static bool header_check(const struct oracle *o, struct rpc_call *call, const struct rpc_header *h)
+{
+    uint32_t attempt = o->cfg.attempt, n_trainers = o->cfg.config->cluster.trainers;
+    if (h->job != o->cfg.job)
+        refuse(call, ST_BADMSG, "job %016" PRIx64 "; this is job %016" PRIx64, h->job, o->cfg.job);
+    else if (h->attempt < attempt)
+        refuse(call, ST_BADMSG, "attempt %" PRIu32 " < %" PRIu32 ": stale process", h->attempt,
+               attempt);
+    else if (h->attempt > attempt)
+        refuse(call, ST_BADMSG, "attempt %" PRIu32 " > %" PRIu32 ": this oracle is stale",
+               h->attempt, attempt);
+    else if (h->role != ROLE_TRAINER || h->rank >= n_trainers)
+        refuse(call, ST_BADMSG, "plans are for trainers 0 to %" PRIu32, n_trainers - 1);
+    else
+        return true;
+    return false;
 }
 
 static void handle(void *ctx, struct rpc_call *call, enum rpc_method method, const uint8_t *req,
@@ -183,22 +209,14 @@ static void handle(void *ctx, struct rpc_call *call, enum rpc_method method, con
     struct oracle *o = ctx;
     struct rpc_header h;
     uint64_t seq;
-    if (method != RPC_PLAN)
-        refuse(call, "this is the oracle; it has plans, no rows");
-    else if (plan_request_decode(req, len, &h, &seq) != ST_OK)
-        refuse(call, "malformed request of %zu bytes", len);
-    else if (h.job != o->cfg.job)
-        refuse(call, "job %016" PRIx64 "; this is job %016" PRIx64, h.job, o->cfg.job);
-    else if (h.attempt < o->cfg.attempt)
-        refuse(call, "attempt %" PRIu32 " < %" PRIu32 ": stale process", h.attempt,
-               o->cfg.attempt);
-    else if (h.attempt > o->cfg.attempt)
-        refuse(call, "attempt %" PRIu32 " > %" PRIu32 ": this oracle is stale", h.attempt,
-               o->cfg.attempt);
-    else if (h.role != ROLE_TRAINER || h.rank >= o->cfg.config->cluster.trainers)
-        refuse(call, "plans are for trainers 0 to %" PRIu32, o->cfg.config->cluster.trainers - 1);
-    else
-        outbox_ask(o->outbox, h.rank, seq, call);
+    if (method != RPC_PLAN) {
+        refuse(call, ST_BADMSG, "this is the oracle; it has no rows");
+        return;
+    }
+    enum st st = plan_request_decode(req, len, &h, &seq);
+    if (st == ST_BADMSG) refuse(call, st, "malformed request of %zu bytes", len);
+    else if (st != ST_OK) refuse(call, st, "no memory to read a request of %zu bytes", len);
+    else if (header_check(o, call, &h)) outbox_ask(o->outbox, h.rank, seq, call);
 }
 
 /* --- the role --------------------------------------------------------------------------------- */

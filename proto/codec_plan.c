@@ -316,10 +316,11 @@ static bool grads_ok(const struct plan_grads *g, uint64_t rows)
     return below(g->slot, g->n, rows);
 }
 
-static bool peer_ok(const struct plan_peer *p, uint64_t rows)
+/* Values are always sent from the cache; an evaluation receives them into scratch rows. */
+static bool peer_ok(const struct plan_peer *p, const struct plan_limits *lim, uint64_t rows)
 {
     return grads_ok(&p->grad_send, rows) && grads_ok(&p->grad_recv, rows) &&
-           below(p->value_send.slot, p->value_send.n, rows) &&
+           below(p->value_send.slot, p->value_send.n, lim->cap_rows) &&
            below(p->value_recv.slot, p->value_recv.n, rows);
 }
 
@@ -351,7 +352,7 @@ static bool contents_ok(const struct plan *p, const struct plan_limits *lim)
     if (!below(p->slot, (size_t)p->n_samples * lim->n_tables, rows)) return false;
     if (!fetch_ok(&p->fetch, lim, eval, rows) || !evict_ok(&p->evict, lim)) return false;
     for (uint32_t i = 0; i < p->n_peers; i++)
-        if (!peer_ok(&p->peer[i], rows)) return false;
+        if (!peer_ok(&p->peer[i], lim, rows)) return false;
     return true;
 }
 

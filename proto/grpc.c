@@ -298,6 +298,7 @@ const struct transport_ops RPC_GRPC_OPS = {
     .serve = rpc_grpc_serve,
     .server_close = rpc_grpc_server_close,
     .connect = rpc_grpc_connect,
+    .peer_cancel = rpc_grpc_peer_cancel,
     .peer_close = rpc_grpc_peer_close,
     .send = rpc_grpc_send,
     .answer = rpc_grpc_answer,

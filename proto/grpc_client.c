@@ -21,6 +21,8 @@ struct client_end {
     pthread_mutex_t lock;
     pthread_cond_t none_waiting;
     size_t waiting;                /* locked: calls not yet called back     */
+    struct client_call *calls;     /* locked: those gRPC still works on     */
+    bool cancelled;                /* locked: later calls end at once, too  */
 };
 
 struct client_call {
@@ -34,7 +36,32 @@ struct client_call {
     grpc_metadata_array initial, trailing;
     grpc_status_code code;
     grpc_slice details;
+    struct client_call *prev, *next; /* locked by the peer */
 };
+
+/* True when the peer is cancelled already. */
+static bool call_link(struct client_call *c)
+{
+    struct client_end *p = c->peer;
+    pthread_mutex_lock(&p->lock);
+    p->waiting++;
+    c->next = p->calls;
+    if (c->next != NULL) c->next->prev = c;
+    p->calls = c;
+    bool cancelled = p->cancelled;
+    pthread_mutex_unlock(&p->lock);
+    return cancelled;
+}
+
+static void call_unlink(struct client_call *c)
+{
+    struct client_end *p = c->peer;
+    pthread_mutex_lock(&p->lock);
+    if (c->prev != NULL) c->prev->next = c->next;
+    else p->calls = c->next;
+    if (c->next != NULL) c->next->prev = c->prev;
+    pthread_mutex_unlock(&p->lock);
+}
 
 /* What became of the call; *reply only with ST_OK. */
 static enum st call_result(struct client_call *c, struct msg **reply, char text[RPC_TEXT_BYTES])
@@ -58,6 +85,7 @@ static void call_done(void *ctx, bool ok)
     struct msg *reply = NULL;
     char text[RPC_TEXT_BYTES];
     enum st st = call_result(c, &reply, text);
+    call_unlink(c);
     grpc_call_unref(c->call);
     grpc_byte_buffer_destroy(c->request);
     grpc_byte_buffer_destroy(c->reply); /* NULL ok */
@@ -114,15 +142,17 @@ void rpc_grpc_send(struct rpc_peer *base, enum rpc_method method, struct msg *re
     c->request = rpc_buffer_of(req);
     grpc_metadata_array_init(&c->initial);
     grpc_metadata_array_init(&c->trailing);
-    pthread_mutex_lock(&p->lock);
-    p->waiting++;
-    pthread_mutex_unlock(&p->lock);
     gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                          gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
     c->call = grpc_channel_create_registered_call(p->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
                                                   p->t->clients.cq, p->method[method], deadline,
                                                   NULL);
+    grpc_call *call = c->call;
+    grpc_call_ref(call); /* c may be gone once it is started */
+    bool cancelled = call_link(c);
     call_start(c);
+    if (cancelled) grpc_call_cancel(call, NULL);
+    grpc_call_unref(call);
 }
 
 enum st rpc_grpc_connect(struct transport *base, const char *address, struct rpc_peer **out)
@@ -158,6 +188,16 @@ err_peer:
     mem_free(p);
 err:
     return log_fail(st, address, "no memory for a connection");
+}
+
+void rpc_grpc_peer_cancel(struct rpc_peer *base)
+{
+    struct client_end *p = (struct client_end *)base;
+    pthread_mutex_lock(&p->lock);
+    p->cancelled = true;
+    for (struct client_call *c = p->calls; c != NULL; c = c->next)
+        grpc_call_cancel(c->call, NULL); /* it calls back on the queue's thread */
+    pthread_mutex_unlock(&p->lock);
 }
 
 void rpc_grpc_peer_close(struct rpc_peer *base)

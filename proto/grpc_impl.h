@@ -66,6 +66,7 @@ enum st rpc_grpc_serve(struct transport *t, const char *address, rpc_handler *fn
 void rpc_grpc_server_close(struct rpc_server *s);
 void rpc_grpc_answer(struct rpc_call *call, enum st st, struct msg *reply, const char *text);
 enum st rpc_grpc_connect(struct transport *t, const char *address, struct rpc_peer **out);
+void rpc_grpc_peer_cancel(struct rpc_peer *p);
 void rpc_grpc_peer_close(struct rpc_peer *p);
 void rpc_grpc_send(struct rpc_peer *p, enum rpc_method method, struct msg *req,
                    uint32_t timeout_ms, rpc_done *done, void *ctx);

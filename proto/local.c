@@ -49,6 +49,7 @@ struct local_peer {
     struct rpc_peer base;
     struct local *t;
     size_t waiting;                /* locked: calls that have not called back                  */
+    bool cancelled;                /* locked: no call is made any more                         */
     char address[];
 };
 
@@ -184,6 +185,24 @@ static enum st local_connect(struct transport *base, const char *address, struct
     return ST_OK;
 }
 
+static void local_peer_cancel(struct rpc_peer *base)
+{
+    struct local_peer *p = (struct local_peer *)base;
+    struct local *t = p->t;
+    pthread_mutex_lock(&t->lock);
+    p->cancelled = true;
+    for (;;) {
+        struct local_call *c = t->calls;
+        while (c != NULL && c->peer != p) c = c->next;
+        if (c == NULL) break;
+        call_claim(c);
+        pthread_mutex_unlock(&t->lock);
+        call_back(c, ST_CANCELLED, NULL, "given up by this side");
+        pthread_mutex_lock(&t->lock);
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
 static void local_peer_close(struct rpc_peer *base)
 {
     struct local_peer *p = (struct local_peer *)base;
@@ -234,13 +253,15 @@ static void local_send(struct rpc_peer *base, enum rpc_method method, struct msg
                              .done_ctx = ctx, .timeout_ms = timeout_ms};
     c->deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000u;
     pthread_mutex_lock(&t->lock);
-    c->server = server_find(t, p->address);
+    bool cancelled = p->cancelled;
+    c->server = cancelled ? NULL : server_find(t, p->address);
     if (c->server != NULL) call_start(c);
     pthread_mutex_unlock(&t->lock);
     if (c->server == NULL) {
         mem_free(c);
         msg_close(req);
-        done(ctx, ST_UNAVAILABLE, NULL, "nobody serves there");
+        if (cancelled) done(ctx, ST_CANCELLED, NULL, "given up by this side");
+        else done(ctx, ST_UNAVAILABLE, NULL, "nobody serves there");
         return;
     }
     c->server->fn(c->server->ctx, &c->base, method, req->data, req->len);
@@ -339,6 +360,7 @@ static const struct transport_ops OPS = {
     .serve = local_serve,
     .server_close = local_server_close,
     .connect = local_connect,
+    .peer_cancel = local_peer_cancel,
     .peer_close = local_peer_close,
     .send = local_send,
     .answer = local_answer,

@@ -41,6 +41,11 @@ enum st rpc_connect(struct transport *t, const char *address, struct rpc_peer **
     return t->ops->connect(t, address, out);
 }
 
+void rpc_peer_cancel(struct rpc_peer *p)
+{
+    p->ops->peer_cancel(p);
+}
+
 void rpc_peer_close(struct rpc_peer *p)
 {
     if (p != NULL) p->ops->peer_close(p);

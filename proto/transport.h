@@ -44,6 +44,9 @@ const char *rpc_address(const struct rpc_server *s); /* "127.0.0.1:41234"; lives
 void rpc_server_close(struct rpc_server *s); /* NULL ok */
 
 MUST_USE enum st rpc_connect(struct transport *t, const char *address, struct rpc_peer **out);
+/* Every call under way, and every one sent from now on, calls back with ST_CANCELLED at once: for a
+ * client that has failed and wants to leave. Any thread. */
+void rpc_peer_cancel(struct rpc_peer *p);
 /* Waits until every call sent has called back. */
 void rpc_peer_close(struct rpc_peer *p); /* NULL ok */
 /* Takes req. `done` is always called, exactly once; with ST_TIMEOUT after timeout_ms, with

@@ -18,6 +18,7 @@ struct transport_ops {
                      struct rpc_server **out);
     void (*server_close)(struct rpc_server *s);
     enum st (*connect)(struct transport *t, const char *address, struct rpc_peer **out);
+    void (*peer_cancel)(struct rpc_peer *p);
     void (*peer_close)(struct rpc_peer *p);
     void (*send)(struct rpc_peer *p, enum rpc_method method, struct msg *req, uint32_t timeout_ms,
                  rpc_done *done, void *ctx);

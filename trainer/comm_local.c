@@ -26,7 +26,8 @@ struct group {               /* shared by all ranks */
     pthread_cond_t moved;
     uint32_t open;           /* ranks not yet closed; the last one frees the group  */
     bool aborted;
-    struct pair *pair;       /* [from * size + to] */
+    uint64_t events;         /* times that `moved` was signalled                    */
+    struct pair *pair;       /* [from * size + to]                                  */
 };
 
 struct comm_local {
@@ -36,6 +37,13 @@ struct comm_local {
     bool *got;               /* [cap]: in-parts already received                    */
     uint32_t cap;
 };
+
+/* Lock held. */
+static void signal_moved(struct group *g)
+{
+    g->events++;
+    pthread_cond_broadcast(&g->moved);
+}
 
 static struct pair *pair_of(struct group *g, uint32_t from, uint32_t to)
 {
@@ -75,7 +83,7 @@ static enum st take(struct comm_local *c, const struct comm_part *in, bool *got)
     pthread_mutex_lock(&g->lock);
     n->state = DONE;
     *got = true;
-    pthread_cond_broadcast(&g->moved);
+    signal_moved(g);
     return fits ? ST_OK : log_fail(ST_COMM, "exchange", "rank %u got a message of another size "
                                    "than its plan says from rank %u", c->base.rank, in->peer);
 }
@@ -159,15 +167,14 @@ static enum st local_exchange(struct comm *base, const char *what, const struct 
         queue_note(pair_of(g, base->rank, out[i].peer), &c->note[i]);
     }
     for (uint32_t i = 0; i < n_in; i++) c->got[i] = in[i].bytes == 0;
-    pthread_cond_broadcast(&g->moved);
-    uint32_t left = 1;
-    while (st == ST_OK && left > 0) {
-        if (g->aborted) st = ST_CANCELLED;
-        else st = progress(c, in, n_in, n_out, &left);
-        if (st == ST_OK && left > 0 && !g->aborted &&
-            pthread_cond_timedwait(&g->moved, &g->lock, &until) == ETIMEDOUT)
-            st = progress(c, in, n_in, n_out, &left) != ST_OK || left > 0
-                     ? timed_out(c, what, in, n_in) : ST_OK;
+    signal_moved(g);
+    bool late = false;
+    for (uint32_t left = 1; st == ST_OK && left > 0;) {
+        uint64_t seen = g->events; /* the lock is let go while bytes are copied: look again then */
+        st = g->aborted ? ST_CANCELLED : progress(c, in, n_in, n_out, &left);
+        if (st != ST_OK || left == 0 || g->events != seen) continue;
+        if (late) st = timed_out(c, what, in, n_in);
+        else late = pthread_cond_timedwait(&g->moved, &g->lock, &until) == ETIMEDOUT;
     }
     if (st != ST_OK) withdraw(c, out, n_out);
     pthread_mutex_unlock(&g->lock);
@@ -243,6 +250,6 @@ void comm_local_abort(struct comm *base)
     struct group *g = ((struct comm_local *)base)->g;
     pthread_mutex_lock(&g->lock);
     g->aborted = true;
-    pthread_cond_broadcast(&g->moved);
+    signal_moved(g);
     pthread_mutex_unlock(&g->lock);
 }

@@ -20,6 +20,7 @@ void grads_fini(struct grads *g)
     group_fini(&g->by_row);
     grow_fini(&g->slot);
     grow_fini(&g->pos);
+    grow_fini(&g->row_pos);
     grow_fini(&g->host);
     grow_fini(&g->send);
     grow_fini(&g->pick);
@@ -176,8 +177,22 @@ static enum st sum_rows(void *ctx, uint32_t lane, uint32_t task)
     struct grads *g = ctx;
     struct seg_list list = {g->by_row.n_rows, group_begin(&g->by_row), group_items(&g->by_row)};
     uint32_t lo = task * ROWS_PER_TASK, hi = lo + ROWS_PER_TASK;
-    return g->device->ops->tree_sum(g->device, lane, g->vec, g->dim, &list, g->pos.p, lo,
+    return g->device->ops->tree_sum(g->device, lane, g->vec, g->dim, &list, g->row_pos.p, lo,
                                     hi < list.n ? hi : list.n, g->sum);
+}
+
+/* Bring the contributions to one row together; ranks, and so tree positions, ascend inside it. */
+static enum st group_rows(struct grads *g)
+{
+    enum st st = ST_OK;
+    TRY(group_by_slot(&g->by_row, g->slot.p, g->n), err);
+    TRY(grow_reserve(&g->row_pos, g->n, 1), err);
+    const uint32_t *item = group_items(&g->by_row);
+    const uint8_t *pos = g->pos.p;
+    uint8_t *row_pos = g->row_pos.p;
+    for (uint32_t i = 0; i < g->n; i++) row_pos[i] = pos[item[i]];
+err:
+    return st;
 }
 
 enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, uint32_t stride)
@@ -187,7 +202,7 @@ enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, u
     if (g->n == 0) return ST_OK;
     TRY(reserve_device(g), err);
     memcpy(g->vec, g->host.p, (size_t)g->n * g->dim * sizeof(float));
-    TRY(group_by_slot(&g->by_row, g->slot.p, g->n), err);
+    TRY(group_rows(g), err);
     uint32_t n_rows = g->by_row.n_rows;
     TRY(lanes_run(g->lanes, (n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, sum_rows, g), err);
     st = g->device->ops->row_update(g->device, opt, table, stride, g->dim,

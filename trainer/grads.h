@@ -26,6 +26,7 @@ struct grads {
     struct grow pick;          /* u32: vectors to copy                                      */
     struct grow wanted;        /* u8: rows of the step to take                              */
     struct group by_row;
+    struct grow row_pos;       /* u8 [n]: pos in the order of by_row's items                */
     float *vec, *sum;          /* device [vec_cap][D]                                       */
     size_t vec_cap;
 };

@@ -201,8 +201,8 @@ static enum st sum_vecs(void *ctx, uint32_t lane, uint32_t task)
     struct seg_list list = {s->n_vecs, s->seg_begin.p, group_items(&s->use)};
     uint32_t lo = task * VECS_PER_TASK, hi = lo + VECS_PER_TASK;
     return d->ops->row_grads(d, lane, s->dt, m->n_tables, m->dim, &list, lo,
-                             hi < s->n_vecs ? hi : s->n_vecs, s->slice_samples * m->n_tables,
-                             s->slice_lo, s->vec);
+                             hi < s->n_vecs ? hi : s->n_vecs, s->slice_lo,
+                             s->slice_samples * m->n_tables, s->vec);
 }
 
 enum st step_train(struct step *s, const struct plan *plan, const float *params,

@@ -2,8 +2,6 @@
 
 #include <stdio.h>
 
-enum { DEADLINE_MS = 20000 }; /* a test that needs it has failed */
-
 static void on_done(void *ctx, enum st st, struct msg *reply, const char *text)
 {
     struct pending *p = ctx;
@@ -17,10 +15,10 @@ static void on_done(void *ctx, enum st st, struct msg *reply, const char *text)
 }
 
 void pending_send(struct pending *p, struct rpc_peer *peer, enum rpc_method method,
-                  struct msg *req)
+                  struct msg *req, uint32_t timeout_ms)
 {
     *p = (struct pending){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
-    rpc_send(peer, method, req, DEADLINE_MS, on_done, p);
+    rpc_send(peer, method, req, timeout_ms, on_done, p);
 }
 
 bool pending_done(struct pending *p)

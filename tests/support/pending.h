@@ -7,6 +7,8 @@
 
 #include "proto/transport.h"
 
+enum { PENDING_MS = 20000 }; /* a test that needs it all has failed */
+
 struct pending {
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -18,7 +20,7 @@ struct pending {
 
 /* rpc_send; takes req. `p` must stay where it is until pending_wait. */
 void pending_send(struct pending *p, struct rpc_peer *peer, enum rpc_method method,
-                  struct msg *req);
+                  struct msg *req, uint32_t timeout_ms);
 bool pending_done(struct pending *p);
 /* Wait for the end. ST_OK: *reply is the caller's. */
 enum st pending_wait(struct pending *p, struct msg **reply);

@@ -10,12 +10,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/row.h"
 #include "embserver/service.h"
 #include "embserver/store.h"
 #include "proto/codec.h"
+#include "tests/support/caught.h"
 #include "tests/support/pending.h"
 
 enum { D = 3, STATE = 3, W = D + STATE, F = 4, MAX_SERVERS = 2 };
@@ -112,7 +112,7 @@ static enum st ask(struct rpc_peer *peer, enum rpc_method method, struct msg *re
                    struct msg **reply, char text[256])
 {
     struct pending p;
-    pending_send(&p, peer, method, req);
+    pending_send(&p, peer, method, req, PENDING_MS);
     enum st st = pending_wait(&p, reply);
     if (text != NULL) memcpy(text, p.text, sizeof(p.text));
     return st;
@@ -141,7 +141,8 @@ static void write_back(struct fixture *f, uint64_t id, int64_t version)
 
 static void fetch_start(struct fixture *f, struct pending *p, uint64_t id, int64_t need)
 {
-    pending_send(p, peer_of(f, id), RPC_FETCH, fetch_msg(shard_of(f, id), 1, &id, &need, 1));
+    pending_send(p, peer_of(f, id), RPC_FETCH, fetch_msg(shard_of(f, id), 1, &id, &need, 1),
+                 PENDING_MS);
 }
 
 /* Row i of a reply is `id` as of `version`; STORE_NEVER: its initial record. */
@@ -250,7 +251,7 @@ static void a_fetch_waits_for_all_its_rows_in_whatever_order_they_come(void **st
         uint64_t id[3] = {row_id(1, 1), row_id(2, 4096), row_id(1, 9)};
         int64_t need[3] = {k, k, k};
         struct pending p;
-        pending_send(&p, f.peer[0], RPC_FETCH, fetch_msg(0, 1, id, need, 3));
+        pending_send(&p, f.peer[0], RPC_FETCH, fetch_msg(0, 1, id, need, 3), PENDING_MS);
         for (int i = 0; i < 3; i++) {
             digest_now(&f);
             assert_false(pending_done(&p));
@@ -588,10 +589,6 @@ static void the_digest_does_not_depend_on_the_number_of_servers(void **state)
     assert_true(d[0].lo != 0);
 }
 
-static void drop_line(void *ctx, const char *line)
-{
-}
-
 static void starting_survives_every_failed_allocation(void **state)
 {
     struct fixture f;
@@ -600,9 +597,10 @@ static void starting_survives_every_failed_allocation(void **state)
                                 .job = JOB};
     struct embserver *const untouched = (struct embserver *)&f;
     size_t injected = 0, live = mem_live();
-    log_set_sink(drop_line, NULL);
+    caught_start();
     for (size_t nth = 1;; nth++) {
         struct embserver *s = untouched;
+        caught_reset();
         mem_fail_at(nth);
         enum st st = embserver_start(&cfg, &s);
         if (!mem_fail_stop()) {
@@ -611,11 +609,12 @@ static void starting_survives_every_failed_allocation(void **state)
             break;
         }
         injected++;
+        assert_int_equal(caught_lines, 1); /* said once */
         assert_int_equal(st, ST_NOMEM);
         assert_ptr_equal(s, untouched);
         assert_int_equal(mem_live(), live);
     }
-    log_set_sink(NULL, NULL);
+    caught_stop();
     assert_in_range(injected, 8, 20);
     assert_int_equal(mem_live(), live);
     teardown(&f);

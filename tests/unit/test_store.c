@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/row.h"
 #include "embserver/store.h"
+#include "tests/support/caught.h"
 
 enum { D = 3, STATE = 2, W = D + STATE, F = 3 };
 static const uint64_t ROWS[F] = {1, 10, 9000}; /* the last spans blocks of 4096 */
@@ -262,42 +262,38 @@ static void a_huge_table_opens_reads_and_digests_at_once(void **state)
     store_close(s);
 }
 
-static char logged[1024];
-static void keep_line(void *ctx, const char *line)
-{
-    snprintf(logged, sizeof(logged), "%s", line);
-}
-
 static void sizes_that_cannot_be_are_refused_by_name(void **state)
 {
-    struct store *const untouched = (struct store *)&logged;
+    struct store *const untouched = (struct store *)caught_line;
     struct store *s = untouched;
     const uint64_t too_many[2] = {5, (UINT64_C(1) << ROW_BITS) + 1};
     const uint64_t all_rows[1] = {UINT64_C(1) << ROW_BITS};
     struct store_cfg cfg = {.n_shards = 1, .n_tables = 2, .dim = 4, .table_rows = too_many};
-    log_set_sink(keep_line, NULL);
+    caught_start();
     assert_int_equal(store_open(&cfg, &s), ST_CONFIG);
-    assert_non_null(strstr(logged, "table 1"));
+    assert_non_null(strstr(caught_line, "table 1"));
     cfg = (struct store_cfg){.n_shards = 1, .n_tables = 1, .dim = STORE_MAX_DIM,
                              .state = STORE_MAX_DIM, .table_rows = all_rows};
     assert_int_equal(store_open(&cfg, &s), ST_NOMEM); /* 2^63 bytes: no kernel maps that */
-    assert_non_null(strstr(logged, "table 0"));
-    assert_non_null(strstr(logged, "does not map"));
+    assert_non_null(strstr(caught_line, "table 0"));
+    assert_non_null(strstr(caught_line, "does not map"));
     cfg.dim = STORE_MAX_DIM + 1;
     assert_int_equal(store_open(&cfg, &s), ST_CONFIG);
     cfg.dim = 0;
     assert_int_equal(store_open(&cfg, &s), ST_CONFIG);
-    log_set_sink(NULL, NULL);
+    caught_stop();
     assert_ptr_equal(s, untouched);
 }
 
 static void opening_survives_every_failed_allocation(void **state)
 {
-    struct store *const untouched = (struct store *)&logged;
+    struct store *const untouched = (struct store *)caught_line;
     size_t injected = 0, live = mem_live();
+    caught_start();
     for (size_t nth = 1;; nth++) {
         struct store *s = untouched;
         struct store_cfg cfg = {.n_shards = 1, .n_tables = F, .dim = D, .table_rows = ROWS};
+        caught_reset();
         mem_fail_at(nth);
         enum st st = store_open(&cfg, &s);
         if (!mem_fail_stop()) {
@@ -306,10 +302,12 @@ static void opening_survives_every_failed_allocation(void **state)
             break;
         }
         injected++;
+        assert_int_equal(caught_lines, 1); /* said once */
         assert_int_equal(st, ST_NOMEM);
         assert_ptr_equal(s, untouched);
         assert_int_equal(mem_live(), live);
     }
+    caught_stop();
     assert_int_equal(injected, 2);
     assert_int_equal(mem_live(), live);
 }

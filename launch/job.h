@@ -1,0 +1,28 @@
+/* launch/job.h - what every way of starting a job does first: a run directory with the
+ * configuration that all its processes read, and a number that marks its messages. */
+#ifndef CHANTER_LAUNCH_JOB_H
+#define CHANTER_LAUNCH_JOB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "trainer/pipeline.h"
+
+struct job {
+    struct config *config;    /* owned */
+    uint64_t id;              /* random */
+    bool quiet;               /* no progress */
+};
+
+/* Parse the command line of `program` ("chanter train"; `help` says what it does), read the
+ * configuration, make the run directory and write config.yaml there. A directory that holds a run
+ * already is refused unless --overwrite is given. ST_END: --help. */
+MUST_USE enum st job_open(const char *program, const char *help, int argc, char **argv,
+                          struct job *out);
+void job_close(struct job *j);
+/* How progress is to be shown: lines that replace each other on a terminal, plain ones elsewhere. */
+enum progress_mode job_progress(const struct job *j);
+
+#endif
