@@ -6,9 +6,9 @@
 #include "launch/train.h"
 
 static const struct command COMMANDS[] = {
-    {"check", "say what would keep a configuration from running", check_main},
     {"train", "train in one process: all roles as threads", train_main},
     {"launch", "train as processes: oracle, servers, and trainers under mpirun", launch_main},
+    {"check", "say what would keep a configuration from running", check_main},
     {"eval", "score held-out rows with a run's final weights", eval_main},
     {"digest", "one number for everything that a run has learned", digest_main},
     {"export", "write a run's weights as one safetensors file", export_main},
