@@ -13,7 +13,8 @@
 
 static const char HELP[] =
     "Score the held-out rows of a run with its final weights. Prints one JSON line: rows, loss\n"
-    "(mean logloss) and auc; the same bits as the run's own evaluation at its end. Changes nothing.";
+    "(mean logloss) and auc; the same bits as the run's own evaluation at its end. Changes\n"
+    "nothing.";
 
 enum { FILE_SETS = 4 };
 

@@ -18,8 +18,8 @@
 #include "launch/runlog.h"
 
 static const char HELP[] =
-    "Say in short what PATH holds: a run directory, a .safetensors file, a prepared .chp file or a\n"
-    "metrics.jsonl. Reads and checks all of it: exit code 65 if it is damaged.";
+    "Say in short what PATH holds: a run directory, a .safetensors file, a prepared .chp file or\n"
+    "a metrics.jsonl. Reads and checks all of it: exit code 65 if it is damaged.";
 
 static void print_bytes(double bytes)
 {

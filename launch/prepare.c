@@ -17,7 +17,8 @@ static const char HELP[] =
     "Turn the data that CONFIG names (data.path, any format) into a prepared file: parsed once,\n"
     "checked by checksums, read at the speed of the disk. Train on it with\n"
     "  --set data.format=prepared --set data.path=FILE.chp\n"
-    "It holds raw ids: one file serves all table sizes. Prints one JSON line: rows, bytes, seconds.";
+    "It holds raw ids: one file serves all table sizes. Prints one JSON line: rows, bytes and\n"
+    "seconds.";
 
 enum { SAMPLE_BYTES = 1 << 20 };
 

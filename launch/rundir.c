@@ -88,7 +88,8 @@ static enum st check_described(const json_t *j, const char *path, const struct c
     TRY(check_field(j, path, "dim", json_integer(c->model.dim)), err);
     TRY(check_field(j, path, "tables", table_rows(c)), err);
     TRY(check_field(j, path, "dense_features", json_integer(c->model.dense_features)), err);
-    TRY(check_field(j, path, "bottom_mlp", widths(c->model.bottom_mlp, c->model.n_bottom_mlp)), err);
+    TRY(check_field(j, path, "bottom_mlp",
+                    widths(c->model.bottom_mlp, c->model.n_bottom_mlp)), err);
     TRY(check_field(j, path, "top_mlp", widths(c->model.top_mlp, c->model.n_top_mlp)), err);
     TRY(check_field(j, path, "optimizer",
                     json_string(config_optimizer_name(c->train.optimizer))), err);

@@ -54,7 +54,7 @@ enum st synth_main(int argc, char **argv)
     snprintf(rows_set, sizeof(rows_set), "data.rows=%" PRIu64, rows);
     if (rows != 0) TRY(add_set(&args.set, rows_set), err);
     TRY(config_args_open(&args, path, &c), err);
-    TRY(output_check(out, c->data.path, true), err_config);
+    TRY(output_check(out, NULL, true), err_config);
     TRY(synthetic_best(c, 0, &logloss, &auc), err_config);
     TRY(synth_write_tsv(c, out, c->data.rows), err_config);
     print_result(c->data.rows, logloss, auc);

@@ -61,7 +61,7 @@ static enum st score(const char *const *set, size_t n_set, struct evaluation *ou
     return st;
 }
 
-/* --- the reference: model_eval, slice by slice, over one table of all rows of all tables ------- */
+/* --- the reference: model_eval, slice by slice, over one table of all rows -------------------- */
 
 struct whole {
     struct device *device;

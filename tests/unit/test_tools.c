@@ -275,18 +275,20 @@ static void inspect_lists_tensors_and_counts_what_is_no_number(void **state)
     uint32_t nan = 0x7fc00000;
     memcpy(&tiny.table[2][0], &nan, sizeof(nan));
     tiny_run_weights(&tiny, 0, (struct tiny_fault){0});
-    assert_failed(command(inspect_main, path, NULL, NULL, NULL), ST_DATA, "1 values are not finite");
+    assert_failed(command(inspect_main, path, NULL, NULL, NULL), ST_DATA,
+                  "1 values are not finite");
     assert_has(said, "1 not finite");
 }
 
 /* --- synth and prepare ------------------------------------------------------------------------ */
 
-static void synth_writes_the_rows_it_reports(void **state)
+static void synth_writes_the_rows_it_reports_whatever_config_trains_on(void **state)
 {
     char config[256], set[300], line[256];
     int lines = 0;
     snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
     snprintf(set, sizeof(set), "--out=%s", out);
+    assert_int_equal(command(synth_main, config, set, "--rows", "15"), ST_OK);
     assert_int_equal(command(synth_main, config, set, "--rows", "500"), ST_OK);
     assert_has(said, "{\"rows\":500,\"best_logloss\":0.");
     assert_has(said, "\"best_auc\":0.");
@@ -305,8 +307,6 @@ static void synth_and_prepare_need_to_know_where_to_write(void **state)
     assert_failed(command(synth_main, config, "--rows=5", NULL, NULL), ST_USAGE, "--out");
     assert_failed(command(prepare_main, config, NULL, NULL, NULL), ST_USAGE, "--out");
     assert_failed(command(prepare_main, config, data, NULL, NULL), ST_USAGE,
-                  "is the file to read from");
-    assert_failed(command(synth_main, config, "--rows=5", data, NULL), ST_USAGE,
                   "is the file to read from");
 }
 
@@ -356,7 +356,7 @@ int main(void)
         WITH(inspect_of_a_run_that_has_not_ended_says_so),
         WITH(inspect_finds_damage_in_each_kind_of_file),
         WITH(inspect_lists_tensors_and_counts_what_is_no_number),
-        WITH(synth_writes_the_rows_it_reports),
+        WITH(synth_writes_the_rows_it_reports_whatever_config_trains_on),
         WITH(synth_and_prepare_need_to_know_where_to_write),
         WITH(prepare_writes_a_file_that_verifies),
         WITH(every_command_explains_itself),
