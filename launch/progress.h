@@ -1,5 +1,5 @@
 /* launch/progress.h - how far a long command is, on standard error: one line that rewrites itself
- * on a terminal, a plain line now and then elsewhere, nothing at all for what is done in a moment. */
+ * on a terminal, a plain line now and then elsewhere, nothing for what is done in a moment. */
 #ifndef CHANTER_LAUNCH_PROGRESS_H
 #define CHANTER_LAUNCH_PROGRESS_H
 
