@@ -74,7 +74,7 @@ $B/.flags: FORCE
 
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
-$B/gen/%.o: $(GEN)/%.c $B/.flags ; $(COMPILE)
+$B/gen/%.o: $(GEN)/%.c $B/.flags | $(GENH) ; $(COMPILE)
 $B/trainer/comm_mpi.o: EXTRA = $(MPI_INC)
 $B/trainer/main.o: EXTRA = $(MPI_INC)
 $B/%.o: %.c $B/.flags | $(GENH) ; $(COMPILE)

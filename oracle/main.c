@@ -21,16 +21,16 @@ static enum st serve(struct oracle *o, uint32_t timeout_s)
     return oracle_status(o);
 }
 
-static enum st run(const struct role_args *args)
+static enum st run(const struct role_args *args, const struct role_serve *serve)
 {
     enum st st;
     struct transport *transport;
     struct oracle *oracle;
-    if (args->rank != 0)
-        return log_fail(ST_USAGE, NULL, "--rank %" PRIu64 ": there is one oracle", args->rank);
+    if (serve->rank != 0)
+        return log_fail(ST_USAGE, NULL, "--rank %" PRIu64 ": there is one oracle", serve->rank);
     TRY(transport_open(TRANSPORT_GRPC, &transport), err);
     struct oracle_cfg cfg = {.config = args->config, .transport = transport,
-                             .address = args->address, .job = args->job,
+                             .address = serve->address, .job = args->job,
                              .attempt = args->attempt};
     TRY(oracle_start(&cfg, &oracle), err_transport);
     role_ready(oracle_address(oracle));
@@ -44,14 +44,15 @@ err:           return st;
 int main(int argc, char **argv)
 {
     struct role_args args;
-    const struct option own[] = {OPTIONS_SERVE(&args)};
+    struct role_serve serve = ROLE_SERVE_DEFAULTS;
+    const struct option own[] = {OPTIONS_SERVE(&serve)};
     enum st st = role_open(argc, argv, "chanter-oracle",
                            "Reads ahead in the data and plans for all trainers.", own,
                            sizeof(own) / sizeof(own[0]), &args);
     if (st != ST_OK) return st == ST_END ? 0 : st_exit_code(st);
     log_set_role("oracle");
     role_signals();
-    st = run(&args);
+    st = run(&args, &serve);
     role_close(&args);
     return st_exit_code(st);
 }

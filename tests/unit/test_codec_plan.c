@@ -297,7 +297,8 @@ static int break_rule(struct plan *p, int rule)
     case 13: return q->grad_recv.n == 0 ? 0 : (q->grad_recv.node[0] = 255, 1);
     case 14: return q->grad_send.n == 0 ? 0 : (q->grad_send.slot[0] = rows, 1);
     case 15: return q->grad_recv.n == 0 ? 0 : (q->grad_recv.slot[0] = rows, 1);
-    case 16: return q->value_send.n == 0 ? 0 : (q->value_send.slot[0] = rows, 1);
+    case 16: /* sent from the cache, in evaluations too */
+        return q->value_send.n == 0 ? 0 : (q->value_send.slot[0] = (uint32_t)LIMITS.cap_rows, 1);
     case 17: return q->value_recv.n == 0 ? 0 : (q->value_recv.slot[0] = rows, 1);
     case 18: q->grad_send.n_urgent = q->grad_send.n + 1; return 1;
     case 19: q->value_recv.n_urgent = q->value_recv.n + 1; return 1;

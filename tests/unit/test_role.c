@@ -37,12 +37,16 @@ static int remove_config(void **state)
     return unlink(path);
 }
 
+static struct role_serve serve; /* of the last open_role */
+
 static enum st open_role(const char *const *arg, struct role_args *out)
 {
     char *argv[MAX_ARGS + 1] = {(char *)"program"};
     int argc = 1;
     for (; argc <= MAX_ARGS && arg[argc - 1] != NULL; argc++) argv[argc] = (char *)arg[argc - 1];
-    return role_open(argc, argv, "program", "Does nothing.", out);
+    serve = (struct role_serve)ROLE_SERVE_DEFAULTS;
+    const struct option own[] = {OPTIONS_SERVE(&serve)};
+    return role_open(argc, argv, "program", "Does nothing.", own, 2, out);
 }
 
 static void a_full_command_line_is_read(void **state)
@@ -56,8 +60,8 @@ static void a_full_command_line_is_read(void **state)
     assert_int_equal(a.config->train.seed, 5);
     assert_true(a.job == UINT64_C(0xc0ffee00000001));
     assert_int_equal(a.attempt, 16777215);
-    assert_int_equal(a.rank, 2);
-    assert_string_equal(a.address, "10.0.0.1:99");
+    assert_int_equal(serve.rank, 2);
+    assert_string_equal(serve.address, "10.0.0.1:99");
     role_close(&a);
 }
 
@@ -68,8 +72,8 @@ static void what_is_not_given_has_a_default(void **state)
     assert_int_equal(open_role(arg, &a), ST_OK);
     assert_true(a.job == 15);
     assert_int_equal(a.attempt, 0);
-    assert_int_equal(a.rank, 0);
-    assert_string_equal(a.address, "127.0.0.1:0");
+    assert_int_equal(serve.rank, 0);
+    assert_string_equal(serve.address, "127.0.0.1:0");
     role_close(&a);
 }
 
@@ -90,7 +94,7 @@ static void what_cannot_be_is_refused(void **state)
     };
     size_t live = mem_live();
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-        struct role_args untouched = {.rank = 77}, a = untouched;
+        struct role_args untouched = {.attempt = 77}, a = untouched;
         caught_start();
         enum st st = open_role(bad[i].arg, &a);
         caught_stop();
@@ -98,7 +102,7 @@ static void what_cannot_be_is_refused(void **state)
         assert_int_equal(caught_lines, 1);
         if (strstr(caught_line, bad[i].why) == NULL)
             fail_msg("'%s' is not in '%s'", bad[i].why, caught_line);
-        assert_int_equal(a.rank, 77);
+        assert_int_equal(a.attempt, 77);
         assert_int_equal(mem_live(), live);
     }
 }
