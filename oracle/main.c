@@ -10,7 +10,7 @@ static const uint64_t SECOND_NS = 1000000000u;
 
 /* Until a signal comes, or planning has failed and the trainers know: one that does not ask within
  * its own deadline never will. What stopped the planner; ST_OK if nothing did. */
-static enum st serve(struct oracle *o, uint32_t timeout_s)
+static enum st serve_plans(struct oracle *o, uint32_t timeout_s)
 {
     uint64_t give_up_ns = UINT64_MAX;
     while (!role_stopped(SECOND_NS / 5)) {
@@ -34,7 +34,7 @@ static enum st run(const struct role_args *args, const struct role_serve *serve)
                              .attempt = args->attempt};
     TRY(oracle_start(&cfg, &oracle), err_transport);
     role_ready(oracle_address(oracle));
-    st = serve(oracle, args->config->cluster.timeout_s);
+    st = serve_plans(oracle, args->config->cluster.timeout_s);
     oracle_close(oracle);
 
 err_transport: transport_close(transport);
