@@ -56,24 +56,31 @@ static enum st written(struct metrics *m, int n)
     return log_fail(ST_IO, m->path, "%s", strerror(errno));
 }
 
+/* "  4230 samples/s  ETA 1:05"; nothing after the first iteration, whose speed is the start's. */
+static void speed_text(const struct metrics *m, double seconds, char *text, size_t cap)
+{
+    text[0] = '\0';
+    if (m->samples == 0) return;
+    int n = snprintf(text, cap, "  %.0f samples/s", (double)m->samples / seconds);
+    if (m->iterations == 0) return;
+    double left = seconds / (double)(m->done - 1) * (double)(m->iterations - m->done);
+    snprintf(text + n, cap - (size_t)n, "  ETA %d:%02d", (int)left / 60, (int)left % 60);
+}
+
 static void show(struct metrics *m, int64_t i, double loss)
 {
     uint64_t now = clock_now_ns();
     int last = m->iterations != 0 && m->done == m->iterations;
-    uint64_t every = m->mode == PROGRESS_TTY ? TTY_EVERY_NS : PLAIN_EVERY_NS;
+    int tty = m->mode == PROGRESS_TTY;
+    uint64_t every = tty ? TTY_EVERY_NS : PLAIN_EVERY_NS;
     if (m->mode == PROGRESS_NONE || (now - m->shown_ns < every && !last && m->done != 1)) return;
     m->shown_ns = now;
-    double seconds = (double)(now - m->start_ns) * 1e-9;
-    char of[48] = "", eta[48] = "", auc[32] = "";
-    if (m->iterations != 0) {
-        double left = seconds / (double)m->done * (double)(m->iterations - m->done);
-        snprintf(of, sizeof(of), "/%llu", (unsigned long long)m->iterations);
-        snprintf(eta, sizeof(eta), "  ETA %d:%02d", (int)left / 60, (int)left % 60);
-    }
+    char of[32] = "", auc[32] = "", speed[96];
+    if (m->iterations != 0) snprintf(of, sizeof(of), "/%llu", (unsigned long long)m->iterations);
     if (!isnan(m->auc)) snprintf(auc, sizeof(auc), "  auc %.4f", m->auc);
-    fprintf(stderr, "%siteration %lld%s  loss %.5f%s  %.0f samples/s%s%s",
-            m->mode == PROGRESS_TTY ? "\r" : "", (long long)i + 1, of, loss, auc,
-            (double)m->samples / seconds, eta, m->mode == PROGRESS_TTY ? "\033[K" : "\n");
+    speed_text(m, (double)(now - m->start_ns) * 1e-9, speed, sizeof(speed));
+    fprintf(stderr, "%siteration %lld%s  loss %.5f%s%s%s", tty ? "\r" : "", (long long)i + 1, of,
+            loss, auc, speed, tty ? "\033[K" : "\n");
     fflush(stderr);
 }
 
@@ -104,6 +111,17 @@ enum st metrics_eval(struct metrics *m, int64_t i, const struct evaluation *e)
     int n = fprintf(m->file, "{\"event\":\"eval\",\"iteration\":%lld,\"rows\":%llu,"
                     "\"loss\":%.9g,\"auc\":%s}\n", (long long)i, (unsigned long long)e->rows,
                     e->loss, number(e->auc, auc));
+    return written(m, n);
+}
+
+enum st metrics_planted(struct metrics *m, double loss, double auc)
+{
+    char text[32];
+    if (m->mode != PROGRESS_NONE)
+        log_note("data", "the planted model has loss %.5f and auc %.4f on the held-out rows", loss,
+                 auc);
+    int n = fprintf(m->file, "{\"event\":\"planted\",\"loss\":%.9g,\"auc\":%s}\n", loss,
+                    number(auc, text));
     return written(m, n);
 }
 

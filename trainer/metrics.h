@@ -21,6 +21,8 @@ MUST_USE enum st metrics_train(struct metrics *m, int64_t i, double loss, uint32
                                uint64_t waited_ns);
 /* Before iteration `i`. */
 MUST_USE enum st metrics_eval(struct metrics *m, int64_t i, const struct evaluation *e);
+/* What no model can beat but by chance: the planted model of synthetic data on the held-out rows. */
+MUST_USE enum st metrics_planted(struct metrics *m, double loss, double auc);
 MUST_USE enum st metrics_end(struct metrics *m, const struct trainer_result *r);
 /* The job's last line on standard output: one JSON object. */
 void metrics_final_line(const struct trainer_result *r);
