@@ -102,7 +102,7 @@ test:
 run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
-	$(Q)$(BIN)/chanter launch examples/sample.yaml
+	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
 
 clean:
 	$(Q)rm -rf build

@@ -4,11 +4,12 @@
  * would split otherwise. So lanes are sixteen different dots, of one vector i with sixteen
  * vectors j, and each is summed along d in ascending order. That needs the sixteen vectors
  * transposed, TILE_D values at a time, so that the tile stays in the first cache for any D.
- * Backward: dt[i] = sum over j != i of dz[i,j] t[j]; lanes are sixteen values of d. */
+ * Backward: dt[i] = sum over j != i of dz[i,j] t[j]; lanes are sixteen values of d. Both work on
+ * AT_ONCE vectors i at a time: as many sums under way as an addition takes cycles. */
 #include "compute/cpu.h"
 #include "compute/cpu_vec.h"
 
-enum { TILE_D = 64 };
+enum { TILE_D = 64, AT_ONCE = 4 };
 
 /* Where row i of the strict lower triangle starts: pairs (i, 0..i-1). */
 static inline size_t triangle(size_t i)
@@ -24,19 +25,29 @@ static void transpose(const float *restrict t, uint32_t D, uint32_t n, uint32_t 
         for (uint32_t d = 0; d < depth; d++) tile[d][l] = t[(size_t)l * D + d];
 }
 
-/* Dots of each vector i > j0 with vectors j0..j0+15 (those below i), over `depth` values of d;
- * the first time (d0 == 0) from 0, then on top of what z holds. */
-static void dots(const float *restrict t, uint32_t V, uint32_t D, uint32_t j0, uint32_t d0,
-                 uint32_t depth, const vec *restrict tile, float *restrict z)
+/* Dots of `rows` vectors from t with the tile's sixteen, over `depth` values of d, added to acc. */
+static inline void dots(const float *restrict t, uint32_t D, uint32_t depth,
+                        const vec *restrict tile, vec acc[AT_ONCE], const uint32_t rows)
 {
-    for (uint32_t i = j0 + 1; i < V; i++) {
-        const float *ti = t + (size_t)i * D + d0;
-        float *out = z + triangle(i) + j0;
-        uint32_t n = i - j0 < LANES ? i - j0 : LANES;
-        vec acc = {0};
-        if (d0 != 0) memcpy(&acc, out, n * sizeof(*out));
-        for (uint32_t d = 0; d < depth; d++) acc += ti[d] * tile[d];
-        vec_store(out, &acc, n);
+    for (uint32_t d = 0; d < depth; d++)
+        for (uint32_t u = 0; u < rows; u++) acc[u] += t[(size_t)u * D + d] * tile[d];
+}
+
+/* Dots of vectors i..i+rows-1, all > j0, with vectors j0..j0+15 (those below each): for d0 == 0
+ * from 0, then on top of what z holds. `rows` is a constant to the compiler, 1 or AT_ONCE. */
+static inline void dots_to(const float *restrict t, uint32_t D, uint32_t i, uint32_t j0,
+                           uint32_t d0, uint32_t depth, const vec *restrict tile,
+                           float *restrict z, const uint32_t rows)
+{
+    vec acc[AT_ONCE] = {{0}};
+    for (uint32_t u = 0; u < rows && d0 != 0; u++) {
+        uint32_t n = i + u - j0 < LANES ? i + u - j0 : LANES;
+        memcpy(&acc[u], z + triangle(i + u) + j0, n * sizeof(*z));
+    }
+    dots(t + (size_t)i * D + d0, D, depth, tile, acc, rows);
+    for (uint32_t u = 0; u < rows; u++) {
+        uint32_t n = i + u - j0 < LANES ? i + u - j0 : LANES;
+        vec_store(z + triangle(i + u) + j0, &acc[u], n);
     }
 }
 
@@ -53,23 +64,39 @@ enum st cpu_interact_forward(struct device *dev, uint32_t lane, uint32_t B, uint
             for (uint32_t d0 = 0; d0 < D; d0 += TILE_D) {
                 uint32_t depth = D - d0 < TILE_D ? D - d0 : TILE_D;
                 uint32_t n = V - j0 < LANES ? V - j0 : LANES;
+                uint32_t i = j0 + 1;
                 transpose(t + (size_t)j0 * D + d0, D, n, depth, tile);
-                dots(t, V, D, j0, d0, depth, tile, r + D);
+                for (; i + AT_ONCE <= V; i += AT_ONCE)
+                    dots_to(t, D, i, j0, d0, depth, tile, r + D, AT_ONCE);
+                for (; i < V; i++) dots_to(t, D, i, j0, d0, depth, tile, r + D, 1);
             }
     }
     return ST_OK;
 }
 
-/* dt[i][d0..d0+16) for one i: 0, plus the terms of j = 0..V-1 in this order, j != i. */
-static void back_block(const float *restrict t, uint32_t V, uint32_t D, uint32_t i, uint32_t d0,
-                       const float *restrict dz, float *restrict out)
+/* dz[i,j] = dz[j,i], i != j. */
+static inline float pair(const float *dz, uint32_t i, uint32_t j)
 {
-    vec acc = {0};
+    return j < i ? dz[triangle(i) + j] : dz[triangle(j) + i];
+}
+
+/* dt[i..i+rows-1][d0..d0+16): each 0, plus the terms of j = 0..V-1 in this order, j != i. */
+static inline void back_block(const float *restrict t, uint32_t V, uint32_t D, uint32_t i,
+                              uint32_t d0, const float *restrict dz, float *restrict dt,
+                              const uint32_t rows)
+{
+    vec acc[AT_ONCE] = {{0}};
+    t += d0;
     for (uint32_t j = 0; j < i; j++)
-        acc += dz[triangle(i) + j] * vec_load(t + (size_t)j * D + d0);
-    for (uint32_t j = i + 1; j < V; j++)
-        acc += dz[triangle(j) + i] * vec_load(t + (size_t)j * D + d0);
-    vec_store(out, &acc, LANES);
+        for (uint32_t u = 0; u < rows; u++)
+            acc[u] += dz[triangle(i + u) + j] * vec_load(t + (size_t)j * D);
+    for (uint32_t j = i; j < i + rows; j++)
+        for (uint32_t u = 0; u < rows; u++)
+            if (j != i + u) acc[u] += pair(dz, i + u, j) * vec_load(t + (size_t)j * D);
+    for (uint32_t j = i + rows; j < V; j++)
+        for (uint32_t u = 0; u < rows; u++)
+            acc[u] += dz[triangle(j) + i + u] * vec_load(t + (size_t)j * D);
+    for (uint32_t u = 0; u < rows; u++) vec_store(dt + (size_t)(i + u) * D + d0, &acc[u], LANES);
 }
 
 /* The same for one d: what is left of D behind the last full block. */
@@ -77,8 +104,8 @@ static float back_one(const float *restrict t, uint32_t V, uint32_t D, uint32_t 
                       const float *restrict dz)
 {
     float acc = 0.0f;
-    for (uint32_t j = 0; j < i; j++) acc += dz[triangle(i) + j] * t[(size_t)j * D + d];
-    for (uint32_t j = i + 1; j < V; j++) acc += dz[triangle(j) + i] * t[(size_t)j * D + d];
+    for (uint32_t j = 0; j < V; j++)
+        if (j != i) acc += pair(dz, i, j) * t[(size_t)j * D + d];
     return acc;
 }
 
@@ -90,13 +117,15 @@ enum st cpu_interact_backward(struct device *dev, uint32_t lane, uint32_t B, uin
     uint32_t V = F + 1;
     for (uint32_t b = 0; b < B; b++, t += (size_t)V * D, dt += (size_t)V * D) {
         const float *dz = dr + D;
-        for (uint32_t i = 0; i < V; i++) {
-            float *out = dt + (size_t)i * D;
-            uint32_t d = 0;
-            for (; d + LANES <= D; d += LANES) back_block(t, V, D, i, d, dz, out + d);
-            for (; d < D; d++) out[d] = back_one(t, V, D, i, d, dz);
+        uint32_t d = 0;
+        for (; d + LANES <= D; d += LANES) {
+            uint32_t i = 0;
+            for (; i + AT_ONCE <= V; i += AT_ONCE) back_block(t, V, D, i, d, dz, dt, AT_ONCE);
+            for (; i < V; i++) back_block(t, V, D, i, d, dz, dt, 1);
         }
-        for (uint32_t d = 0; d < D; d++) dt[d] += dr[d]; /* r[0..D) is t[0] itself */
+        for (; d < D; d++)
+            for (uint32_t i = 0; i < V; i++) dt[(size_t)i * D + d] = back_one(t, V, D, i, d, dz);
+        for (d = 0; d < D; d++) dt[d] += dr[d]; /* r[0..D) is t[0] itself */
         dr = dz + triangle(V);
     }
     return ST_OK;

@@ -2,7 +2,7 @@
  * it is given only what has passed keys_check, because its own errors carry no line and its
  * readings are looser than ours (a misspelt boolean is true, 010 is eight).
  *
- *   open:   file -> doc -> --set over it -> keys_check, defaults -> YAML -> libcyaml -> config_check
+ *   open:   file -> doc, --set over it -> keys_check, defaults -> YAML -> libcyaml -> config_check
  *   write:  libcyaml -> YAML -> doc, floats put in with all their digits -> file
  *
  * Numbers are read and written in the C locale, whatever the process has set. */
@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <locale.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -203,11 +204,14 @@ void config_close(struct config *c)
 
 /* --- write ---------------------------------------------------------------------------------- */
 
-/* libcyaml writes six digits; nine tell every float from its neighbours. */
+/* libcyaml writes six digits. Nine tell every float from its neighbours; 0.02 needs one. */
 static enum st put_float(struct doc *d, const char *key, float value)
 {
     char text[32];
-    snprintf(text, sizeof(text), "%.9g", (double)value);
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
     return doc_put(d, "train", key, DOC_DEFAULT, text);
 }
 

@@ -81,6 +81,8 @@ uint32_t config_row_state(enum optimizer opt, uint32_t dim);
 uint32_t config_shards(const struct config *c);
 /* Slots of one trainer's cache: cluster.cache_rows, or as many as the window can ever need. */
 uint64_t config_cache_rows(const struct config *c);
+/* Iterations of the run; 0 where only the data can tell (epochs of a file of unknown length). */
+uint64_t config_iterations(const struct config *c);
 const char *config_optimizer_name(enum optimizer opt); /* as in the file: "rowwise_adagrad" */
 
 #endif

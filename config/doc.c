@@ -130,7 +130,8 @@ enum st doc_open(const char *path, struct doc **out)
     }
     TRY(read_all(fd, path, text, cap, &len), err_text);
     if (len > DOC_MAX_BYTES)
-        st = log_fail(ST_CONFIG, path, "configuration too large: more than %d bytes", DOC_MAX_BYTES);
+        st = log_fail(ST_CONFIG, path, "configuration too large: more than %d bytes",
+                      DOC_MAX_BYTES);
     else
         st = doc_parse(path, text, len, out);
 

@@ -325,7 +325,8 @@ static bool first_of_section(const struct doc *d, size_t i)
 static bool emit_document(yaml_emitter_t *em, const struct doc *d)
 {
     yaml_event_t ev;
-    if (!(yaml_stream_start_event_initialize(&ev, YAML_UTF8_ENCODING) && yaml_emitter_emit(em, &ev)))
+    if (!(yaml_stream_start_event_initialize(&ev, YAML_UTF8_ENCODING) &&
+          yaml_emitter_emit(em, &ev)))
         return false;
     if (!(yaml_document_start_event_initialize(&ev, NULL, NULL, NULL, 1) &&
           yaml_emitter_emit(em, &ev)))

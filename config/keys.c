@@ -14,7 +14,8 @@
 #include "config/config.h"
 #include "config/nearest.h"
 
-static const char *const FORMATS[] = {[DATA_CRITEO_TSV] = "criteo_tsv", [DATA_PREPARED] = "prepared",
+static const char *const FORMATS[] = {[DATA_CRITEO_TSV] = "criteo_tsv",
+                                      [DATA_PREPARED] = "prepared",
                                       [DATA_SYNTHETIC] = "synthetic", NULL};
 static const char *const MODELS[] = {[MODEL_DLRM] = "dlrm", NULL};
 static const char *const OPTIMIZERS[] = {[OPT_SGD] = "sgd", [OPT_ADAGRAD] = "adagrad",
@@ -226,7 +227,8 @@ static bool is_null(const struct doc_entry *e)
 static enum st check_value(const char *where, const struct config_key *k, const struct doc_entry *e)
 {
     if (is_null(e))
-        return log_fail(ST_CONFIG, where, "%s has no value; give one or leave the key out", k->name);
+        return log_fail(ST_CONFIG, where, "%s has no value; give one or leave the key out",
+                        k->name);
     if (k->kind == KEY_UINTS) return check_uints(where, k, e);
     if (e->list) return log_fail(ST_CONFIG, where, "%s is a list; want one value", k->name);
     switch (k->kind) {

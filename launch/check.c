@@ -81,8 +81,8 @@ static enum st check_cache(const struct config *c, const struct head *h)
                         "cache %" PRIu64 " rows < batch working set %" PRIu64
                         "; raise cluster.cache_rows",
                         rows, h->working_set);
-    printf("cache     ok: %" PRIu64 " rows for each trainer; a batch needs up to %" PRIu64 "\n", rows,
-           h->working_set);
+    printf("cache     ok: %" PRIu64 " rows for each trainer; a batch needs up to %" PRIu64 "\n",
+           rows, h->working_set);
     return ST_OK;
 }
 
@@ -120,8 +120,8 @@ enum st check_memory(const struct config *c, uint64_t available_bytes)
                         "needs %s, host has %s (each server %s, each trainer %s, oracle %s); lower "
                         "model.tables, model.dim, cluster.cache_rows or oracle.lookahead",
                         total, have, server, trainer, oracle);
-    printf("memory    ok: at most %s of %s (each server %s, each trainer %s, oracle %s)\n", total, have,
-           server, trainer, oracle);
+    printf("memory    ok: at most %s of %s (each server %s, each trainer %s, oracle %s)\n", total,
+           have, server, trainer, oracle);
     return ST_OK;
 }
 
@@ -188,7 +188,8 @@ static bool has_program(const char *folder, size_t n, const char *name, char out
 {
     struct stat info;
     int len = snprintf(out, PATH_MAX, "%.*s%s%s", (int)n, folder, n > 0 ? "/" : "", name);
-    return len < PATH_MAX && stat(out, &info) == 0 && S_ISREG(info.st_mode) && access(out, X_OK) == 0;
+    return len < PATH_MAX && stat(out, &info) == 0 && S_ISREG(info.st_mode) &&
+           access(out, X_OK) == 0;
 }
 
 enum st check_mpirun(const struct config *c, const char *path)
@@ -257,8 +258,8 @@ enum st check_main(int argc, char **argv)
     const struct option options[] = {OPTIONS_CONFIG(&args)};
     const struct options o = {
         .program = "chanter check", .operands = "CONFIG",
-        .help = "Reads a configuration and the head of its data, sizes memory, looks at directories\n"
-                "and limits, and says what would keep the job from running. Changes nothing.",
+        .help = "Reads a configuration and the head of its data, sizes memory, looks at\n"
+                "directories and limits, and says what would keep the job from running.",
         .option = options, .n_options = sizeof(options) / sizeof(options[0]),
         .min_operands = 1, .max_operands = 1, .operand = &path};
     setvbuf(stdout, NULL, _IOLBF, 0); /* so that what is fine and what fails come in order */

@@ -262,7 +262,7 @@ static enum st before(struct trainer *t)
     enum st st = ST_OK;
     struct checkpoint c = checkpoint_of(t);
     if (t->rank == 0) {
-        TRY(metrics_open(t->config->run.dir, t->cfg->progress, t->config->train.iterations,
+        TRY(metrics_open(t->config->run.dir, t->cfg->progress, config_iterations(t->config),
                          &t->metrics), err);
         if (t->config->run.save_initial)
             TRY(checkpoint_write(&c, t->config->run.dir, "init", 0), err);

@@ -161,7 +161,8 @@ static void memory_is_compared_with_what_the_host_has(void **state)
     static uint64_t tables[] = {UINT64_C(1) << 33};
     c.model.tables = tables, c.model.n_tables = 1, c.data.rows = UINT64_C(1) << 40;
     assert_int_equal(PRINTED(check_memory(&c, UINT64_C(128) << 30)), ST_CONFIG);
-    assert_non_null(strstr(caught_line, "memory: needs 193 GiB, host has 128 GiB (each server 192 GiB"));
+    assert_non_null(
+        strstr(caught_line, "memory: needs 193 GiB, host has 128 GiB (each server 192 GiB"));
 }
 
 static void files_and_shared_memory_are_compared_with_their_limits(void **state)

@@ -161,7 +161,8 @@ static void empty_sections_comments_crlf_and_bom_are_fine(void **state)
                                  "data: {format: synthetic, rows: 100}\r\n"
                                  "oracle:\r\n"
                                  "cluster: {}\r\n"
-                                 "model: {dim: \"1\", bottom_mlp: [1], top_mlp: [1], tables: [1]}\r\n"
+                                 "model: {dim: \"1\", bottom_mlp: [1], top_mlp: [1],\r\n"
+                                 "        tables: [1]}\r\n"
                                  "train: {global_batch: 8, epochs: 1, learning_rate: 10}\r\n"
                                  "run: {dir: 'null'}\r\n",
                                  NULL, 0);
@@ -260,7 +261,8 @@ static void draw_text(uint64_t seed, uint64_t *n, char out[40])
 {
     static const char *const PIECES[] = {"a", "/", " ", ":", ": ", "#", " #", "'", "\"", "\\", "-",
                                          "\n", "\t", "~", "1", "\xc3\xa4", "\xc2\x85",
-                                         "\xe2\x80\xa8", "\xf0\x9f\x98\x80", "{", "]", ",", "&", "!"};
+                                         "\xe2\x80\xa8", "\xf0\x9f\x98\x80", "{", "]",
+                                         ",", "&", "!"};
     out[0] = '\0';
     for (uint64_t k = 1 + draw(seed, n) % 9; k > 0; k--)
         strcat(out, PIECES[draw(seed, n) % (sizeof(PIECES) / sizeof(PIECES[0]))]);
@@ -457,7 +459,8 @@ static void every_key_is_documented_and_every_documented_key_exists(void **state
     }
     fclose(f);
     for (size_t i = 0; i < config_n_keys; i++)
-        if (!seen[i]) print_error("not documented: %s.%s\n", config_keys[i].section, config_keys[i].name);
+        if (!seen[i])
+            print_error("not documented: %s.%s\n", config_keys[i].section, config_keys[i].name);
     assert_int_equal(rows, config_n_keys);
 }
 

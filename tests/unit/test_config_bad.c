@@ -91,83 +91,85 @@ static const char LEAST[] = "data: {format: criteo_tsv, path: d.tsv}\n"
 
 /* --- what is refused: one key --------------------------------------------------------------- */
 
+static const struct { const char *set, *what; } BAD_VALUES[] = {
+    {"train.global_batch=0", "global_batch '0': want an integer 1..1048576"},
+    {"train.global_batch=-5", "global_batch '-5': want an integer 1..1048576"},
+    {"train.global_batch=1e3", "global_batch '1e3': want an integer 1..1048576"},
+    {"train.global_batch=99999999999", "'99999999999': want an integer 1..1048576"},
+    {"train.global_batch=99999999999999999999999", "want an integer 1..1048576"},
+    {"train.global_batch=64.0", "'64.0': want an integer"},
+    {"train.global_batch=0x40", "'0x40': want an integer"},
+    {"train.global_batch=064", "'064': want an integer"},
+    {"train.global_batch=+64", "'+64': want an integer"},
+    {"train.global_batch= 64", "' 64' is not a number"},
+    {"train.global_batch=[64]", "'[64]' is not a number"},
+    {"train.global_batch=", "global_batch has no value"},
+    {"train.global_batch=big", "global_batch 'big' is not a number"},
+    {"train.seed=18446744073709551616", "want an integer 0..18446744073709551615"},
+    {"train.seed=-1", "want an integer 0..18446744073709551615"},
+    {"oracle.lookahead=4097", "lookahead '4097': want an integer 0..4096"},
+    {"oracle.queue=0", "queue '0': want an integer 1..64"},
+    {"cluster.prefetch=17", "prefetch '17': want an integer 1..16"},
+    {"cluster.threads=0", "threads '0': want an integer 1..64"},
+    {"cluster.server_threads=65", "server_threads '65': want an integer 1..64"},
+    {"cluster.servers=257", "servers '257': want an integer 1..256"},
+    {"cluster.servers=0", "servers '0': want an integer 1..256"},
+    {"cluster.timeout_s=0", "timeout_s '0': want an integer 1..86400"},
+    {"cluster.timeout_s=86401", "timeout_s '86401': want an integer 1..86400"},
+    {"cluster.cache_rows=5000000000", "want an integer 0..4000000000"},
+    {"train.slices=65", "slices '65': want an integer 1..64"},
+    {"train.slices=0", "slices '0': want an integer 1..64"},
+    {"model.tables=[]", "tables has 0 values: want 1..65536"},
+    {"model.tables=[5, 0]", "tables[1] '0': want an integer 1..281474976710655"},
+    {"model.tables=[281474976710656]", "tables[0] '281474976710656': want an integer"},
+    {"model.tables=[5, x]", "tables[1] 'x' is not a number"},
+    {"model.tables=5", "tables '5' is not a list; write [5]"},
+    {"model.tables=[5, [6]]", "'tables' is neither a value nor a flat list"},
+    {"model.tables={a: 5}", "'tables' is neither a value nor a flat list"},
+    {"model.tables=[5", "not valid YAML"},
+    {"model.tables=&a [5]", "anchors (&) and aliases (*) are not supported"},
+    {"model.tables=", "is empty"},
+    {"model.bottom_mlp=[0, 4]", "bottom_mlp[0] '0': want an integer 1..65536"},
+    {"train.learning_rate=nan", "learning_rate nan: want 0 < lr <= 10"},
+    {"train.learning_rate=.nan", "learning_rate .nan: want 0 < lr <= 10"},
+    {"train.learning_rate=inf", "learning_rate inf: want 0 < lr <= 10"},
+    {"train.learning_rate=-.inf", "want 0 < lr <= 10"},
+    {"train.learning_rate=0", "learning_rate 0: want 0 < lr <= 10"},
+    {"train.learning_rate=-0.1", "want 0 < lr <= 10"},
+    {"train.learning_rate=10.00001", "want 0 < lr <= 10"},
+    {"train.learning_rate=1e30", "want 0 < lr <= 10"},
+    {"train.learning_rate=1e999", "want 0 < lr <= 10"},
+    {"train.learning_rate=1e-60", "want 0 < lr <= 10"},
+    {"train.learning_rate=0x1p-3", "want 0 < lr <= 10"},
+    {"train.learning_rate=0,1", "learning_rate '0,1' is not a number"},
+    {"train.learning_rate=fast", "learning_rate 'fast' is not a number"},
+    {"train.epsilon=0", "epsilon 0: want 0 < epsilon <= 1"},
+    {"train.epsilon=-1e-8", "want 0 < epsilon <= 1"},
+    {"train.optimizer=adam", "want one of sgd, adagrad, rowwise_adagrad"},
+    {"train.optimizer=adagrda", "(did you mean 'adagrad'?)"},
+    {"data.format=Criteo_tsv", "(did you mean 'criteo_tsv'?)"},
+    {"cluster.transport=tcp", "transport 'tcp': want one of local, grpc"},
+    {"cluster.device=cuda", "device 'cuda': want cpu"},
+    {"run.save_final=yes", "save_final 'yes': want true or false"},
+    {"run.dir=", "dir has no value"},
+    {"run.dir=\xff/x", "the value is not UTF-8"},
+    {"run.dir=\xc0\xaf", "the value is not UTF-8"},
+    {"run.dir=\xed\xa0\x80", "the value is not UTF-8"},
+    {"run.dri=x", "unknown key 'dri' in run (did you mean 'dir'?)"},
+    {"rnu.dir=x", "unknown section 'rnu' (did you mean 'run'?)"},
+    {"model.embeding_dim=8", "unknown key 'embeding_dim' in model (did you mean 'dim'?)"},
+    {"train.dim=8", "unknown key 'dim' in train (it belongs in model)"},
+    {"train.zzz=8", "unknown key 'zzz' in train"},
+};
+
 static void bad_values_are_refused_with_what_would_be_right(void **state)
 {
-    static const struct { const char *set, *what; } CASES[] = {
-        {"train.global_batch=0", "global_batch '0': want an integer 1..1048576"},
-        {"train.global_batch=-5", "global_batch '-5': want an integer 1..1048576"},
-        {"train.global_batch=1e3", "global_batch '1e3': want an integer 1..1048576"},
-        {"train.global_batch=99999999999", "'99999999999': want an integer 1..1048576"},
-        {"train.global_batch=99999999999999999999999", "want an integer 1..1048576"},
-        {"train.global_batch=64.0", "'64.0': want an integer"},
-        {"train.global_batch=0x40", "'0x40': want an integer"},
-        {"train.global_batch=064", "'064': want an integer"},
-        {"train.global_batch=+64", "'+64': want an integer"},
-        {"train.global_batch= 64", "' 64' is not a number"},
-        {"train.global_batch=[64]", "'[64]' is not a number"},
-        {"train.global_batch=", "global_batch has no value"},
-        {"train.global_batch=big", "global_batch 'big' is not a number"},
-        {"train.seed=18446744073709551616", "want an integer 0..18446744073709551615"},
-        {"train.seed=-1", "want an integer 0..18446744073709551615"},
-        {"oracle.lookahead=4097", "lookahead '4097': want an integer 0..4096"},
-        {"oracle.queue=0", "queue '0': want an integer 1..64"},
-        {"cluster.prefetch=17", "prefetch '17': want an integer 1..16"},
-        {"cluster.threads=0", "threads '0': want an integer 1..64"},
-        {"cluster.server_threads=65", "server_threads '65': want an integer 1..64"},
-        {"cluster.servers=257", "servers '257': want an integer 1..256"},
-        {"cluster.servers=0", "servers '0': want an integer 1..256"},
-        {"cluster.timeout_s=0", "timeout_s '0': want an integer 1..86400"},
-        {"cluster.timeout_s=86401", "timeout_s '86401': want an integer 1..86400"},
-        {"cluster.cache_rows=5000000000", "want an integer 0..4000000000"},
-        {"train.slices=65", "slices '65': want an integer 1..64"},
-        {"train.slices=0", "slices '0': want an integer 1..64"},
-        {"model.tables=[]", "tables has 0 values: want 1..65536"},
-        {"model.tables=[5, 0]", "tables[1] '0': want an integer 1..281474976710655"},
-        {"model.tables=[281474976710656]", "tables[0] '281474976710656': want an integer"},
-        {"model.tables=[5, x]", "tables[1] 'x' is not a number"},
-        {"model.tables=5", "tables '5' is not a list; write [5]"},
-        {"model.tables=[5, [6]]", "'tables' is neither a value nor a flat list"},
-        {"model.tables={a: 5}", "'tables' is neither a value nor a flat list"},
-        {"model.tables=[5", "not valid YAML"},
-        {"model.tables=&a [5]", "anchors (&) and aliases (*) are not supported"},
-        {"model.tables=", "is empty"},
-        {"model.bottom_mlp=[0, 4]", "bottom_mlp[0] '0': want an integer 1..65536"},
-        {"train.learning_rate=nan", "learning_rate nan: want 0 < lr <= 10"},
-        {"train.learning_rate=.nan", "learning_rate .nan: want 0 < lr <= 10"},
-        {"train.learning_rate=inf", "learning_rate inf: want 0 < lr <= 10"},
-        {"train.learning_rate=-.inf", "want 0 < lr <= 10"},
-        {"train.learning_rate=0", "learning_rate 0: want 0 < lr <= 10"},
-        {"train.learning_rate=-0.1", "want 0 < lr <= 10"},
-        {"train.learning_rate=10.00001", "want 0 < lr <= 10"},
-        {"train.learning_rate=1e30", "want 0 < lr <= 10"},
-        {"train.learning_rate=1e999", "want 0 < lr <= 10"},
-        {"train.learning_rate=1e-60", "want 0 < lr <= 10"},
-        {"train.learning_rate=0x1p-3", "want 0 < lr <= 10"},
-        {"train.learning_rate=0,1", "learning_rate '0,1' is not a number"},
-        {"train.learning_rate=fast", "learning_rate 'fast' is not a number"},
-        {"train.epsilon=0", "epsilon 0: want 0 < epsilon <= 1"},
-        {"train.epsilon=-1e-8", "want 0 < epsilon <= 1"},
-        {"train.optimizer=adam", "want one of sgd, adagrad, rowwise_adagrad"},
-        {"train.optimizer=adagrda", "(did you mean 'adagrad'?)"},
-        {"data.format=Criteo_tsv", "(did you mean 'criteo_tsv'?)"},
-        {"cluster.transport=tcp", "transport 'tcp': want one of local, grpc"},
-        {"cluster.device=cuda", "device 'cuda': want cpu"},
-        {"run.save_final=yes", "save_final 'yes': want true or false"},
-        {"run.dir=", "dir has no value"},
-        {"run.dir=\xff/x", "the value is not UTF-8"},
-        {"run.dir=\xc0\xaf", "the value is not UTF-8"},
-        {"run.dir=\xed\xa0\x80", "the value is not UTF-8"},
-        {"run.dri=x", "unknown key 'dri' in run (did you mean 'dir'?)"},
-        {"rnu.dir=x", "unknown section 'rnu' (did you mean 'run'?)"},
-        {"model.embeding_dim=8", "unknown key 'embeding_dim' in model (did you mean 'dim'?)"},
-        {"train.dim=8", "unknown key 'dim' in train (it belongs in model)"},
-        {"train.zzz=8", "unknown key 'zzz' in train"},
-    };
     put_file(conf, LEAST, strlen(LEAST));
-    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+    for (size_t i = 0; i < sizeof(BAD_VALUES) / sizeof(BAD_VALUES[0]); i++) {
         char where[64];
-        snprintf(where, sizeof(where), "--set %.*s", (int)strcspn(CASES[i].set, "="), CASES[i].set);
-        must_fail(conf, &CASES[i].set, 1, ST_CONFIG, where, CASES[i].what);
+        const char *set = BAD_VALUES[i].set;
+        snprintf(where, sizeof(where), "--set %.*s", (int)strcspn(set, "="), set);
+        must_fail(conf, &set, 1, ST_CONFIG, where, BAD_VALUES[i].what);
     }
 }
 
@@ -175,7 +177,7 @@ static void set_without_section_key_or_value_is_a_usage_error(void **state)
 {
     static const char *const CASES[] = {"", "=", ".", ".=", "a.b", "a=b", "a.=b", ".a=b", "a=b.c",
                                         "train.seed", "=train.seed=1",
-                                        "a.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb=1"};
+                                        "a.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb=1"};
     put_file(conf, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
         must_fail(conf, &CASES[i], 1, ST_USAGE, "--set '", "want SECTION.KEY=VALUE");
@@ -198,7 +200,8 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
 {
     static const struct { const char *set[2], *where, *what; } CASES[] = {
         {{"model.dim=16"}, "conf.yml:4", "model.dim 16 != last of model.bottom_mlp 4"},
-        {{"model.bottom_mlp=[48]"}, "--set model.bottom_mlp", "dim 4 != last of model.bottom_mlp 48"},
+        {{"model.bottom_mlp=[48]"}, "--set model.bottom_mlp",
+         "dim 4 != last of model.bottom_mlp 48"},
         {{"model.top_mlp=[8]"}, "--set model.top_mlp", "last of model.top_mlp is 8; want 1"},
         {{"train.global_batch=1000", "train.slices=3"}, "--set train.global_batch",
          "global_batch 1000 is not divisible by train.slices 3; the next that is: 1002"},
@@ -207,7 +210,8 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
         {{"cluster.trainers=9"}, "--set cluster.trainers",
          "9 trainers share 8 slices; lower cluster.trainers or raise train.slices"},
         {{"train.iterations=0"}, "--set train.iterations", "neither train.iterations nor"},
-        {{"train.epochs=2"}, "--set train.epochs", "iterations 5 and train.epochs 2 are both given"},
+        {{"train.epochs=2"}, "--set train.epochs",
+         "iterations 5 and train.epochs 2 are both given"},
         {{"data.format=synthetic"}, "conf.yml", "data.rows is missing; format synthetic needs it"},
         {{"data.format=synthetic", "data.rows=0"}, "--set data.rows", "data.rows is missing"},
         {{"run.snapshot_every=10"}, "--set run.snapshot_every",
@@ -217,8 +221,8 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
         must_fail(conf, CASES[i].set, CASES[i].set[1] != NULL ? 2 : 1, ST_CONFIG, CASES[i].where,
                   CASES[i].what);
-    const char *too_many_train_rows[] = {"data.format=synthetic", "data.rows=9", "data.train_rows=10"};
-    must_fail(conf, too_many_train_rows, 3, ST_CONFIG, "--set data.train_rows",
+    const char *too_many[] = {"data.format=synthetic", "data.rows=9", "data.train_rows=10"};
+    must_fail(conf, too_many, 3, ST_CONFIG, "--set data.train_rows",
               "data.train_rows 10 is more than data.rows 9");
 }
 
@@ -277,7 +281,8 @@ static void a_key_that_has_no_default_must_be_given(void **state)
     static const struct { const char *line, *name; } CASES[] = {
         {"  dim: 4\n", "model.dim"}, {"  bottom_mlp: [8, 4]\n", "model.bottom_mlp"},
         {"  top_mlp: [8, 1]\n", "model.top_mlp"}, {"  tables: [10, 20, 30]\n", "model.tables"},
-        {"global_batch: 64, ", "train.global_batch"}, {", learning_rate: 0.1", "train.learning_rate"},
+        {"global_batch: 64, ", "train.global_batch"},
+        {", learning_rate: 0.1", "train.learning_rate"},
         {"format: criteo_tsv, ", "data.format"}, {", path: d.tsv", "data.path"},
         {"dir: runs/x", "run.dir is missing; set it or give --run-dir DIR"},
         {"iterations: 5, ", "neither train.iterations nor train.epochs is given"}};
@@ -352,7 +357,8 @@ static void the_largest_number_of_tables_is_read_and_one_more_is_refused(void **
     assert_int_equal(c->model.tables[65535], 65535);
     config_close(c);
     strcpy(text + n, ",1]");
-    must_fail(conf, set, 1, ST_CONFIG, "--set model.tables", "tables has 65537 values: want 1..65536");
+    must_fail(conf, set, 1, ST_CONFIG, "--set model.tables",
+              "tables has 65537 values: want 1..65536");
     free(text);
 }
 

@@ -184,9 +184,9 @@ static uint32_t draw_positions(uint64_t seed, int present[TREE_MAX_SLICES],
     return n;
 }
 
-static void parts_of_rows_are_summed_in_tree_order(void **state)
+static void check_parts(uint32_t D)
 {
-    enum { D = 20, SEGS = 60, VECS = 90 };
+    enum { SEGS = 60, VECS = 90 };
     struct floats vec = floats_rough((size_t)VECS * D, 0, 21), out = floats_open(SEGS * D, 0);
     uint32_t begin[SEGS + 1] = {0}, item[SEGS * TREE_MAX_SLICES];
     uint8_t pos[SEGS * TREE_MAX_SLICES];
@@ -207,6 +207,13 @@ static void parts_of_rows_are_summed_in_tree_order(void **state)
         }
     floats_close(vec);
     floats_close(out);
+}
+
+static void parts_of_rows_are_summed_in_tree_order(void **state)
+{
+    check_parts(1);
+    check_parts(20);
+    check_parts(300);
 }
 
 static void dense_parts_are_summed_in_tree_order(void **state)

@@ -43,8 +43,9 @@ static enum st parse_n(size_t min, size_t max, const char *args)
         if (p != NULL) *p++ = '\0';
     }
     t = (struct taken){.hosts = "none", .batch = 7};
-    const struct options o = {.program = "chanter test", .operands = "CONFIG [OTHER]", .help = "Tests.",
-                              .option = OPTIONS, .n_options = sizeof(OPTIONS) / sizeof(OPTIONS[0]),
+    const struct options o = {.program = "chanter test", .operands = "CONFIG [OTHER]",
+                              .help = "Tests.", .option = OPTIONS,
+                              .n_options = sizeof(OPTIONS) / sizeof(OPTIONS[0]),
                               .min_operands = min, .max_operands = max, .operand = t.operand};
     caught_reset();
     return options_parse(&o, argc, argv);

@@ -138,7 +138,7 @@ static struct ref_trainer *replay_open(const struct trainer *t)
     return r;
 }
 
-/* Rounding grows from iteration to iteration; 1e-5 is some 20 times what is seen. */
+/* Rounding grows from iteration to iteration; 1e-5 is some 30 times what is seen. */
 static void check_end(const struct trainer *t, const struct ref_trainer *r)
 {
     double worst = 0;

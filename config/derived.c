@@ -1,3 +1,5 @@
+/* config/derived.c - numbers that follow from the configuration, so that every role comes to the
+ * same ones. */
 #include "config/config.h"
 
 /* Oracle and trainers have to come to the same number: it bounds the slots in every plan. */
@@ -14,4 +16,13 @@ uint64_t config_cache_rows(const struct config *c)
     if (__builtin_mul_overflow(batches, ids, &window)) window = most;
     uint64_t rows = all < window ? all : window;
     return rows < most ? rows : most;
+}
+
+uint64_t config_iterations(const struct config *c)
+{
+    if (c->train.iterations != 0) return c->train.iterations;
+    uint64_t rows = c->data.train_rows, samples;
+    if (rows == 0 && c->data.format == DATA_SYNTHETIC) rows = c->data.rows;
+    if (__builtin_mul_overflow(rows, c->train.epochs, &samples)) return 0;
+    return samples / c->train.global_batch + (samples % c->train.global_batch != 0);
 }
