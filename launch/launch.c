@@ -20,8 +20,8 @@
 #include "launch/process.h"
 
 enum { READY_MS = 30000, GRACE_MS = 5000, ADDRESS_BYTES = 64, ARG_BYTES = 32 };
-/* Trainers end by themselves when a role they need is gone, and say what they saw. mpirun must not be
- * signalled while it sees to that. */
+/* Trainers end by themselves when a role they need is gone, and say what they saw. mpirun must not
+ * be signalled while it sees to that. */
 enum { LEAVE_MS = 2000 };
 
 struct cluster {
@@ -130,8 +130,8 @@ static enum st ended_early(const struct process *p)
 {
     int code = process_code(p);
     if (WIFSIGNALED(p->status))
-        return log_fail(ST_UNAVAILABLE, p->name, "killed by signal %d (%s); the run is not complete",
-                        WTERMSIG(p->status), strsignal(WTERMSIG(p->status)));
+        return log_fail(ST_UNAVAILABLE, p->name, "killed by signal %d (%s); the run is not "
+                        "complete", WTERMSIG(p->status), strsignal(WTERMSIG(p->status)));
     if (code > 128) /* mpirun's way to tell of a rank */
         return log_fail(ST_UNAVAILABLE, p->name, "one was killed by signal %d (%s); the run is not "
                         "complete", code - 128, strsignal(code - 128));
