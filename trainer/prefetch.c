@@ -1,8 +1,6 @@
 #include "trainer/prefetch.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -46,10 +44,15 @@ static bool oracle_is_silent(enum st st)
     return st == ST_TIMEOUT || st == ST_UNAVAILABLE || st == ST_BADMSG;
 }
 
+static bool is_over(const struct prefetch *p)
+{
+    return p->cfg.over != NULL && atomic_load(p->cfg.over);
+}
+
 static void plan_done(void *ctx, enum st st, struct msg *reply, const char *text)
 {
     struct prefetch *p = ctx;
-    if (oracle_is_silent(st))
+    if (oracle_is_silent(st) && !is_over(p))
         log_fail(st, "oracle", "no plan: %s", text);
     pthread_mutex_lock(&p->lock);
     p->plan_here = true;
@@ -95,7 +98,7 @@ static void fetch_done(void *ctx, enum st st, struct msg *reply, const char *tex
     struct fetch_part *part = ctx;
     struct ticket *t = part->ticket;
     struct prefetch *p = t->owner;
-    bool failed = st != ST_OK && st != ST_CANCELLED, first = false;
+    bool failed = st != ST_OK && st != ST_CANCELLED && !is_over(p), first = false;
     part->reply = reply;
     pthread_mutex_lock(&p->lock);
     if (failed) {

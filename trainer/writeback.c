@@ -1,7 +1,6 @@
 #include "trainer/writeback.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 
 #include "base/log.h"
@@ -75,7 +74,8 @@ static void write_done(void *ctx, enum st st, struct msg *reply, const char *tex
     bool first = st != ST_OK && w->failed == ST_OK; /* those behind it fail likewise */
     if (first) w->failed = st;
     pthread_mutex_unlock(&w->lock);
-    if (first && st != ST_CANCELLED) {
+    bool over = w->cfg.over != NULL && atomic_load(w->cfg.over);
+    if (first && st != ST_CANCELLED && !over) {
         char where[48];
         snprintf(where, sizeof(where), "server %u", s->shard / w->cfg.threads);
         log_fail(st, where, "rows were not written back: %s", text);
