@@ -3,6 +3,7 @@
 #include "compute/cpu.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -24,6 +25,18 @@ static void cpu_free(struct device *d, void *p, size_t bytes)
         mem_free(p);
     else
         mem_unmap(p, bytes);
+}
+
+static enum st cpu_copy(struct device *d, void *to, const void *from, size_t bytes)
+{
+    (void)d;
+    if (bytes > 0) memcpy(to, from, bytes);
+    return ST_OK;
+}
+
+static enum st cpu_copy_out(struct device *d, const void *from, void *host, size_t bytes)
+{
+    return cpu_copy(d, host, from, bytes);
 }
 
 /* In f64: a logit is one number a sample, and 1 - sigmoid(z) keeps its digits near 0. e^-|z| never
@@ -56,6 +69,8 @@ static const struct device_ops CPU_OPS = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .copy_in = cpu_copy,
+    .copy_out = cpu_copy_out,
     .rows_put = cpu_rows_put,
     .rows_get = cpu_rows_get,
     .linear_forward = cpu_linear_forward,

@@ -39,6 +39,10 @@ struct device_ops {
     void *(*alloc)(struct device *d, size_t bytes);
     void (*free)(struct device *d, void *p, size_t bytes);
 
+    /* Bytes from host memory to device memory and back. */
+    enum st (*copy_in)(struct device *d, void *to, const void *host, size_t bytes);
+    enum st (*copy_out)(struct device *d, const void *from, void *host, size_t bytes);
+
     /* Rows of a cache `table` [cap][stride] <-> packed host rows [n][width], width <= stride:
      * table[slot[i]][0..width) = host[i]. host: unaligned bytes. */
     enum st (*rows_put)(struct device *d, float *table, uint32_t stride, const uint32_t *slot,

@@ -52,16 +52,17 @@ enum st role_open(int argc, char **argv, const char *program, const char *help,
     };
     struct options options = {.program = program, .operands = "", .help = help};
     enum st st;
-    *out = (struct role_args){.address = "127.0.0.1:0"};
+    struct role_args a = {0};
     TRY(parse(argc, argv, &options, shared, sizeof(shared) / sizeof(*shared), own, n_own), err);
     if (file == NULL || job == NULL) {
         st = log_fail(ST_USAGE, NULL, "--%s is missing; see %s --help",
                       file == NULL ? "config" : "job", program);
         goto err;
     }
-    TRY(job_parse(job, &out->job), err);
-    out->attempt = (uint32_t)attempt;
-    TRY(config_args_open(&config, file, &out->config), err);
+    TRY(job_parse(job, &a.job), err);
+    a.attempt = (uint32_t)attempt;
+    TRY(config_args_open(&config, file, &a.config), err);
+    *out = a;
 err: return st;
 }
 

@@ -12,22 +12,25 @@
 
 struct role_args {
     struct config *config;  /* --config FILE, --set K=V; owned                     */
-    const char *address;    /* --address, default 127.0.0.1:0; lent by argv        */
-    uint64_t rank;          /* --rank, default 0; fits in 32 bits                  */
     uint64_t job;           /* --job, hexadecimal                                  */
     uint32_t attempt;       /* --attempt, default 0                                */
 };
 
-/* Rows for the table of a role that listens. */
-#define OPTIONS_SERVE(args)                                                               \
-    {.name = "rank", .arg = "N", .number = &(args)->rank, .hi = UINT32_MAX,               \
+/* What a role that listens takes besides, and rows for its table of options. */
+struct role_serve {
+    uint64_t rank;          /* --rank; fits in 32 bits                             */
+    const char *address;    /* --address; lent by argv                             */
+};
+#define ROLE_SERVE_DEFAULTS {0, "127.0.0.1:0"}
+#define OPTIONS_SERVE(serve)                                                              \
+    {.name = "rank", .arg = "N", .number = &(serve)->rank, .hi = UINT32_MAX,              \
      .help = "which one of its role this process is (0)"},                                \
-    {.name = "address", .arg = "HOST:PORT", .text = &(args)->address,                     \
+    {.name = "address", .arg = "HOST:PORT", .text = &(serve)->address,                    \
      .help = "where to listen (127.0.0.1:0: the kernel chooses the port)"}
 
 /* Read the command line, the role's own options among it, and the configuration it names. ST_END:
  * --help was asked for and given. Otherwise what is wrong is logged. `help`: what the program does,
- * for --help. `own` may point into `out`. */
+ * for --help. */
 MUST_USE enum st role_open(int argc, char **argv, const char *program, const char *help,
                            const struct option *own, size_t n_own, struct role_args *out);
 void role_close(struct role_args *a);

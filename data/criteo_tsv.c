@@ -212,7 +212,8 @@ static bool looks_unlabelled(const struct tsv *t, unsigned n)
     const unsigned nd = t->cfg->model.dense_features;
     uint8_t label;
     if (n >= n_fields(t) || n <= nd) return false;
-    return t->field[nd].n == ID_DIGITS || (n == n_fields(t) - 1 && !parse_label(t->field[0], &label));
+    return t->field[nd].n == ID_DIGITS ||
+           (n == n_fields(t) - 1 && !parse_label(t->field[0], &label));
 }
 
 /* Split, check the number of fields, pad what a copy has stripped. */

@@ -94,7 +94,19 @@ struct prepared {
     uint64_t row;                  /* the next sample */
 };
 
-/* Rows that a file of this size can hold, and whether it is exactly theirs. */
+/* Bytes of the file that the header describes; UINT64_MAX for an impossible number of rows. */
+static uint64_t file_bytes(const struct header *h)
+{
+    uint64_t blocks = h->rows / h->block_rows, tail = h->rows % h->block_rows, bytes;
+    if (__builtin_mul_overflow(blocks, block_bytes(h, h->block_rows), &bytes) ||
+        __builtin_add_overflow(bytes, sizeof(*h), &bytes) ||
+        __builtin_add_overflow(bytes, tail == 0 ? 0 : block_bytes(h, tail), &bytes))
+        return UINT64_MAX;
+    return bytes;
+}
+
+/* For the message: rows that a file of this size can hold at most (padding leaves a choice for small
+ * rows), and whether it is exactly theirs. */
 static uint64_t rows_in_file(const struct header *h, uint64_t size, int *exact)
 {
     uint64_t left = size - sizeof(*h), whole = block_bytes(h, h->block_rows);
@@ -122,13 +134,12 @@ static enum st check_header(const struct header *h, const char *path, uint64_t s
     if (memcmp(h->transform, TRANSFORM, sizeof(TRANSFORM)) != 0)
         return log_fail(ST_DATA, path, "built with dense transform '%.16s', need '%s'; rebuild",
                         h->transform, TRANSFORM);
+    if (file_bytes(h) == size) return ST_OK;
     int exact;
     uint64_t held = rows_in_file(h, size, &exact);
-    if (held != h->rows || !exact)
-        return log_fail(ST_DATA, path, "header says %llu rows, file holds %llu%s; rebuild",
-                        (unsigned long long)h->rows, (unsigned long long)held,
-                        exact ? "" : " and a part");
-    return ST_OK;
+    return log_fail(ST_DATA, path, "header says %llu rows, file holds %llu%s; rebuild",
+                    (unsigned long long)h->rows, (unsigned long long)held,
+                    exact ? "" : " and a part");
 }
 
 static enum st check_shape(const struct header *h, const char *path, const struct config *cfg)

@@ -38,12 +38,12 @@ static const struct profile {
     {0.6660, 2.327, 0.00, 305, NEVER, 0, 0},      {0.5294, 7.739, 0.76, 23, GROUP_6, 0, 0},
     {0.0110, 1.263, 51.51, 12517, NEVER, 0, 0},   {0.5890, 2.080, 0.00, 633, NEVER, 0, 0},
     {0.8870, 0.000, 0.00, 3, NEVER, 0, 0},        {0.2760, 2.750, 1382.27, 0, NEVER, 0, 0},
-    {0.0200, 1.408, 37.69, 5683, NEVER, 0, 0},    {0.0488, 1.145, 8.58, 0, BIG_SIX, 3, 0.14},
+    {0.0200, 1.408, 37.69, 5683, NEVER, 0, 0},    {0.0488, 1.145, 8.58, 0, BIG_SIX, 3, 0.08},
     {0.0220, 1.397, 32.25, 3194, NEVER, 0, 0},    {0.3630, 7.812, 10.81, 27, NEVER, 0, 0},
-    {0.0190, 1.601, 51.51, 14992, NEVER, 0, 0},   {0.0488, 1.195, 15.49, 0, BIG_SIX, 12, 0.28},
-    {0.4300, 7.802, 2.27, 10, NEVER, 0, 0},       {0.0510, 1.697, 20.19, 5652, NEVER, 0, 0},
+    {0.0190, 1.601, 51.51, 14992, NEVER, 0, 0},   {0.0488, 1.195, 15.49, 0, BIG_SIX, 12, 0.20},
+    {0.4300, 8.000, 5.00, 10, NEVER, 0, 0},       {0.0510, 1.697, 20.19, 5652, NEVER, 0, 0},
     {0.6018, 1.145, 0.00, 2172, GROUP_19, 0, 0},  {0.3618, 8.000, 1000.0, 3, GROUP_19, 0, 0},
-    {0.0488, 1.165, 11.12, 0, BIG_SIX, 3, 0.25},  {0.5275, 7.590, 1.42, 17, GROUP_22, 0, 0},
+    {0.0488, 1.165, 11.12, 0, BIG_SIX, 3, 0.16},  {0.5275, 7.590, 1.42, 17, GROUP_22, 0, 0},
     {0.4510, 7.801, 3.63, 15, NEVER, 0, 0},       {0.0778, 1.800, 168.27, 0, BIG_SIX, 0, 0},
     {0.3291, 6.051, 12.64, 104, GROUP_19, 0, 0},  {0.0818, 2.050, 350.95, 0, GROUP_19, 0, 0},
 };
@@ -168,16 +168,12 @@ static uint32_t derived_rank(const struct law *l, uint32_t t, uint32_t source_ra
     return rank_of(c, w);
 }
 
-static void put_id(const struct column *c, uint32_t rank, uint32_t *id, uint32_t *row_rank)
+/* `rank` < c->rows; `empty` counts only where a row stands for it. */
+static void put_id(const struct column *c, uint32_t rank, bool empty, uint32_t *id, uint32_t *out)
 {
-    if (rank == LAW_NO_RANK) { /* a table of one row has no row to spare for it */
-        *id = 0;
-        *row_rank = c->first == 1 ? LAW_NO_RANK : 0;
-        return;
-    }
-    uint64_t r = rank % c->rows;
-    *row_rank = (uint32_t)r;
-    *id = (uint32_t)(c->first + (r * c->step + c->shift) % c->rows);
+    empty = empty && c->first == 1;
+    *out = empty ? LAW_NO_RANK : rank;
+    *id = empty ? 0 : (uint32_t)(c->first + (rank * c->step + c->shift) % c->rows);
 }
 
 /* Which groups are empty in this sample, as a bit each, for one set of 26 columns. */
@@ -195,7 +191,7 @@ static unsigned empty_groups(const struct law *l, uint64_t index, uint32_t set)
 
 static void draw_ids(const struct law *l, uint64_t index, uint32_t *id, uint32_t *rank)
 {
-    uint32_t drawn[PROFILES] = {0}; /* ranks before the modulo, for the columns behind them */
+    uint32_t drawn[PROFILES] = {0}; /* ranks of this sample, empty or not, for derived columns */
     unsigned empty = 0;
     for (uint32_t t = 0; t < l->n_tables; t++) {
         const struct column *c = &l->column[t];
@@ -207,8 +203,8 @@ static void draw_ids(const struct law *l, uint64_t index, uint32_t *id, uint32_t
             rng_words(l->seed, RNG_SYNTHETIC + LAW_IDS, index, t, w);
             drawn[k] = rank_of(c, w);
         }
-        bool none = empty >> c->profile->group & 1;
-        put_id(c, none ? LAW_NO_RANK : drawn[k], &id[t], &rank[t]);
+        drawn[k] = (uint32_t)(drawn[k] % c->rows); /* now as fine as the id, for derived ones */
+        put_id(c, drawn[k], empty >> c->profile->group & 1, &id[t], &rank[t]);
     }
 }
 

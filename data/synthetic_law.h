@@ -18,7 +18,8 @@ struct law; /* opaque; immutable after open: any thread */
 #define LAW_EMPTY INT64_MIN       /* a dense field that is empty                     */
 #define LAW_NO_RANK UINT32_MAX    /* of an id field that is empty                    */
 
-MUST_USE enum st law_open(const struct config *cfg, struct law **out); /* cfg borrowed for the call */
+/* `cfg` is borrowed for the call. */
+MUST_USE enum st law_open(const struct config *cfg, struct law **out);
 void law_close(struct law *l); /* NULL ok */
 
 /* Sample `index`: dense [dense_features] integers or LAW_EMPTY, id [n_tables] rows of the tables,

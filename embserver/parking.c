@@ -1,6 +1,6 @@
-/* A chained hash table of fixed size, and a list in order of arrival. All waits are equally long, so
- * order of arrival is order of deadline. Parked fetches are bounded by what clients have in flight
- * (hundreds): the table never grows. */
+/* A chained hash table of fixed size, and a list in order of arrival. All waits are equally long,
+ * so order of arrival is order of deadline. Parked fetches are bounded by what clients have in
+ * flight (hundreds): the table never grows. */
 #include "embserver/parking.h"
 
 #include <stddef.h>

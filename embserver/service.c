@@ -74,9 +74,9 @@ static bool header_check(const struct embserver *s, struct rpc_call *call,
 static void dispatch(struct embserver *s, struct task *t, uint32_t shard)
 {
     uint32_t first = s->store.shard;
-    if (shard < first || shard - first >= s->n_shards) {
-        fail(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %" PRIu32
-             " to %" PRIu32, shard, s->cfg.rank, first, first + s->n_shards - 1);
+    if (shard - first >= s->n_shards) { /* a smaller number wraps round to a large one */
+        fail(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %"
+             PRIu32 " to %" PRIu32, shard, s->cfg.rank, first, first + s->n_shards - 1);
         mem_free(t);
         return;
     }

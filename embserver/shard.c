@@ -33,7 +33,8 @@ enum {
     AHEAD = 8,            /* rows: enough to hide a miss to memory behind work */
 };
 static const uint64_t SECOND_NS = 1000000000u;
-static const uint64_t IDLE_NS = 3600 * UINT64_C(1000000000); /* nothing parked: only a request matters */
+/* How long to sleep when nothing is parked: only a request matters then. */
+static const uint64_t IDLE_NS = 3600 * UINT64_C(1000000000);
 
 struct seen { uint64_t row_id, round; };
 

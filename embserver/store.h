@@ -43,7 +43,7 @@ MUST_USE enum st store_put(struct store *s, uint64_t row_id, uint32_t attempt, i
                            const uint8_t *record);
 /* Digest of all rows that differ from their initial record. */
 struct digest store_digest(const struct store *s);
-/* The digest contribution of one record; 0 where it equals the initial record. Used for files too. */
+/* The digest contribution of one record; 0 where it equals the initial one. For files, too. */
 void store_digest_row(uint64_t seed, uint64_t row_id, uint64_t table_rows, uint32_t dim,
                       uint32_t state, const float *record, struct digest *d);
 /* Initial record of a row: value uniform in +-sqrt(1 / table_rows), state 0. */

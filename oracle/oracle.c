@@ -116,15 +116,13 @@ static enum st evaluate(struct oracle *o)
 err: return st;
 }
 
-/* Between two iterations, if one is due there; the one after the last comes with the flush. */
+/* Between two iterations, if an evaluation is due there; the one after the last iteration comes
+ * with the flush. The planner hands out no iteration before it has the next batch or the end. */
 static enum st evaluate_between(struct oracle *o)
 {
     uint64_t every = o->cfg.config->run.eval_every;
-    enum st st = ST_OK;
-    if (every == 0 || o->n_pulled % every != 0) return ST_OK;
-    if (o->n_pulled == o->n_pushed && !o->fed) TRY(feed_planner(o), err); /* is there a next? */
-    if (o->n_pulled < o->n_pushed) st = evaluate(o);
-err: return st;
+    if (every == 0 || o->n_pulled % every != 0 || o->n_pulled == o->n_pushed) return ST_OK;
+    return evaluate(o);
 }
 
 /* One iteration's plans or the flush's out, or one batch in. ST_END: all is planned. */

@@ -25,7 +25,7 @@ MUST_USE enum st oracle_start(const struct oracle_cfg *cfg, struct oracle **out)
 const char *oracle_address(const struct oracle *o);
 /* What stopped the planner; ST_OK while it runs or when it has planned everything. */
 enum st oracle_status(struct oracle *o);
-/* 1 when something stopped the planner and every trainer has been told so: nothing is left to do. */
+/* 1 when something stopped the planner and every trainer has been told: nothing is left to do. */
 int oracle_told(struct oracle *o);
 void oracle_close(struct oracle *o); /* NULL ok; trainers that wait get ST_CANCELLED */
 

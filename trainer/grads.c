@@ -201,7 +201,8 @@ enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, u
     uint32_t bad = 0;
     if (g->n == 0) return ST_OK;
     TRY(reserve_device(g), err);
-    memcpy(g->vec, g->host.p, (size_t)g->n * g->dim * sizeof(float));
+    TRY(g->device->ops->copy_in(g->device, g->vec, g->host.p,
+                                (size_t)g->n * g->dim * sizeof(float)), err);
     TRY(group_rows(g), err);
     uint32_t n_rows = g->by_row.n_rows;
     TRY(lanes_run(g->lanes, (n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, sum_rows, g), err);

@@ -1,7 +1,5 @@
 #include "trainer/step.h"
 
-#include <string.h>
-
 #include "base/check.h"
 #include "base/mem.h"
 
@@ -130,14 +128,17 @@ static enum st eval_slice(void *ctx, uint32_t lane, uint32_t k)
                       p->prob + first, &p->slice_loss[k]);
 }
 
-static void load_inputs(struct step *s, const struct plan *plan)
+static enum st load_inputs(struct step *s, const struct plan *plan)
 {
-    /* Host and device memory are one on the CPU device; this is where a copy would start. */
+    enum st st;
     const struct model *m = s->cfg.model;
+    struct device *d = s->cfg.device;
     size_t n = plan->n_samples;
-    memcpy(s->in_dense, plan->dense, n * m->dense_features * sizeof(float));
-    memcpy(s->in_label, plan->label, n * sizeof(float));
-    memcpy(s->in_slot, plan->slot, n * m->n_tables * sizeof(uint32_t));
+    TRY(d->ops->copy_in(d, s->in_dense, plan->dense, n * m->dense_features * sizeof(float)), err);
+    TRY(d->ops->copy_in(d, s->in_label, plan->label, n * sizeof(float)), err);
+    TRY(d->ops->copy_in(d, s->in_slot, plan->slot, n * m->n_tables * sizeof(uint32_t)), err);
+err:
+    return st;
 }
 
 static uint8_t node_of_slice(const struct step *s, uint32_t slice)
@@ -208,10 +209,10 @@ static enum st sum_vecs(void *ctx, uint32_t lane, uint32_t task)
 enum st step_train(struct step *s, const struct plan *plan, const float *params,
                    const float *table, uint32_t stride)
 {
-    enum st st = ST_OK;
+    enum st st;
     struct pass pass = {s, plan, params, table, stride, NULL, NULL};
     uint32_t n_items = plan->n_samples * s->cfg.model->n_tables;
-    load_inputs(s, plan);
+    TRY(load_inputs(s, plan), err);
     TRY(lanes_run(s->cfg.lanes, step_slices(s, plan->batch_total) - s->slice_lo, train_slice,
                   &pass), err);
     TRY(group_by_slot(&s->use, plan->slot, n_items), err);
@@ -226,7 +227,8 @@ enum st step_eval(struct step *s, const struct plan *plan, const float *params,
                   const float *table, uint32_t stride, float *prob, float *slice_loss)
 {
     struct pass pass = {s, plan, params, table, stride, prob, slice_loss};
-    load_inputs(s, plan);
+    enum st st = load_inputs(s, plan);
+    if (st != ST_OK) return st;
     return lanes_run(s->cfg.lanes, step_slices(s, plan->batch_total) - s->slice_lo, eval_slice,
                      &pass);
 }

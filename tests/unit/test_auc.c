@@ -87,7 +87,8 @@ static void auc_of_one_class_is_not_a_number(void **state)
 
 static void scores_and_labels_that_mean_nothing_are_refused(void **state)
 {
-    const float score[] = {1, NAN, 2}, fine[] = {1, 2, 3}, label[] = {0, 1, 0}, odd[] = {0, 1, 0.5f};
+    const float score[] = {1, NAN, 2}, fine[] = {1, 2, 3};
+    const float label[] = {0, 1, 0}, odd[] = {0, 1, 0.5f};
     double auc = 42.0;
     fixture_assert_failed(*state, auc_exact(score, label, 3, &auc), ST_DATA,
                           "score of sample 1 is not a number");

@@ -1,5 +1,5 @@
 /* Criteo's text format through data/source.h: the bundled sample against a parser written here,
- * every kind of bad line with the words a user reads, and files that change or end too early. */
+ * every kind of bad line with the words a user reads, and files that end too early. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,12 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 #include <cmocka.h>
 
-#include "base/mem.h"
 #include "base/row.h"
 #include "data/source.h"
 #include "tests/support/data_fixture.h"
@@ -120,75 +116,6 @@ static void a_gzipped_copy_reads_the_same(void **state)
     samples_close(&packed);
 }
 
-static void pieces_and_rewinds_give_the_rows_of_one_pass(void **state)
-{
-    struct fixture *f = *state;
-    struct samples whole, piece = room_for(SAMPLE_ROWS + 500);
-    struct source *s;
-    read_sample(f, &whole);
-    assert_int_equal(source_open(&f->cfg, 0, &s), ST_OK);
-    for (uint32_t pass = 0, n, got; pass < 2; pass++) {
-        for (n = 0; n < SAMPLE_ROWS; n += got) {
-            uint32_t want = 1 + n % 1777;
-            assert_int_equal(source_read(s, &piece, n, want, &got), ST_OK);
-            assert_int_equal(got, want < SAMPLE_ROWS - n ? want : SAMPLE_ROWS - n);
-        }
-        assert_same(&whole, &piece, 0, 0, SAMPLE_ROWS);
-        memset(piece.id, 0, SAMPLE_ROWS * F * sizeof(uint64_t));
-        assert_int_equal(source_read(s, &piece, 0, 5, &got), ST_OK);
-        assert_int_equal(got, 0);
-        assert_int_equal(source_rewind(s), ST_OK);
-    }
-    source_close(s);
-    samples_close(&whole);
-    samples_close(&piece);
-}
-
-static void training_and_held_out_rows_split_the_file(void **state)
-{
-    struct fixture *f = *state;
-    struct samples whole, part = room_for(SAMPLE_ROWS + 500);
-    uint32_t rows;
-    read_sample(f, &whole);
-    f->cfg.data.train_rows = 7000;
-    assert_int_equal(fixture_read_all(f, 0, &part, &rows), ST_OK);
-    assert_int_equal(rows, 7000);
-    assert_same(&whole, &part, 0, 0, 7000);
-    assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
-    assert_int_equal(rows, 3000);
-    assert_same(&whole, &part, 7000, 0, 3000);
-    f->cfg.data.eval_rows = 123;
-    assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
-    assert_int_equal(rows, 123);
-    assert_same(&whole, &part, 7000, 0, 123);
-    f->cfg.data.eval_path = (char *)SAMPLE; /* a file of its own is read from its start */
-    assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
-    assert_int_equal(rows, 123);
-    assert_same(&whole, &part, 0, 0, 123);
-    samples_close(&whole);
-    samples_close(&part);
-}
-
-static void held_out_rows_can_be_read_again(void **state)
-{
-    struct fixture *f = *state;
-    struct samples a = room_for(600), b = room_for(600);
-    struct source *s;
-    uint32_t got;
-    f->cfg.data.path = (char *)SAMPLE;
-    f->cfg.data.train_rows = 9500;
-    assert_int_equal(source_open(&f->cfg, 1, &s), ST_OK);
-    assert_int_equal(source_read(s, &a, 0, 600, &got), ST_OK);
-    assert_int_equal(got, 500);
-    assert_int_equal(source_rewind(s), ST_OK);
-    assert_int_equal(source_read(s, &b, 0, 600, &got), ST_OK);
-    assert_int_equal(got, 500);
-    assert_same(&a, &b, 0, 0, 500);
-    source_close(s);
-    samples_close(&a);
-    samples_close(&b);
-}
-
 /* Write `text` behind a good line, read all; the error names line 2. */
 static enum st read_second_line(struct fixture *f, const char *text, size_t n)
 {
@@ -284,6 +211,29 @@ static void a_line_may_have_64_kib_and_not_one_byte_more(void **state)
     free(zeros);
 }
 
+static void a_line_may_end_anywhere_in_the_buffer(void **state)
+{
+    struct fixture *f = *state;
+    enum { BUFFER = 256 << 10, LONG = 60000, LINES = 6 };
+    char *zeros = malloc(LINE_ROOM), *text = malloc(BUFFER + 2 * LINE_ROOM), good[1024];
+    memset(zeros, '0', LINE_ROOM);
+    size_t fixed = strlen(good_line(good, "\n")) - 1; /* all but I2 */
+    for (size_t end = BUFFER - 3; end <= BUFFER + 3; end++) { /* of the fifth line */
+        size_t n = 0;
+        uint32_t rows;
+        for (int i = 0; i < LINES; i++) {
+            size_t want = i == 4 ? end - n : LONG;
+            line_with(text + n, 2, zeros, want - fixed);
+            n += want;
+        }
+        fixture_write(f, "t.tsv", text, n);
+        assert_int_equal(fixture_read_all(f, 0, NULL, &rows), ST_OK);
+        assert_int_equal(rows, LINES);
+    }
+    free(text);
+    free(zeros);
+}
+
 static void what_real_files_do_is_accepted(void **state)
 {
     struct fixture *f = *state;
@@ -318,7 +268,7 @@ static void a_last_line_that_was_cut_is_not_a_sample(void **state)
     struct fixture *f = *state;
     char line[1024];
     size_t whole = strlen(good_line(line, ""));
-    for (size_t n = 2; n < whole; n++) { /* cut anywhere: in a field, behind a TAB, in the last id */
+    for (size_t n = 2; n < whole; n++) { /* in a field, behind a TAB, in the last id */
         enum st st = read_second_line(f, line, n);
         fixture_assert_failed(f, st, ST_DATA, "t.tsv:2: last line incomplete (file truncated?)");
     }
@@ -338,34 +288,6 @@ static void an_empty_file_has_too_few_samples(void **state)
     fixture_write(f, "t.tsv", "\xEF\xBB\xBF", 3);
     fixture_assert_failed(f, fixture_read_all(f, 0, NULL, &rows), ST_DATA,
                           "t.tsv: 0 samples; need >= 1");
-}
-
-static void paths_that_cannot_be_read_are_named(void **state)
-{
-    struct fixture *f = *state;
-    struct source *untouched = (struct source *)f, *s = untouched;
-    f->cfg.data.path = (char *)"no/such/file.tsv";
-    fixture_assert_failed(f, source_open(&f->cfg, 0, &s), ST_NOINPUT,
-                          "no/such/file.tsv: no such file");
-    f->cfg.data.path = f->dir;
-    fixture_assert_failed(f, source_open(&f->cfg, 0, &s), ST_PERM, "is a directory");
-    f->cfg.data.path = (char *)fixture_write(f, "t.tsv", "1", 1);
-    assert_int_equal(chmod(f->path, 0), 0);
-    uid_t user = geteuid();
-    if (user == 0) assert_int_equal(seteuid(65534), 0); /* root may read everything */
-    enum st st = source_open(&f->cfg, 0, &s);
-    assert_int_equal(seteuid(user), 0);
-    fixture_assert_failed(f, st, ST_PERM, "t.tsv: permission denied");
-    char pipe_path[128];
-    snprintf(pipe_path, sizeof(pipe_path), "%s/pipe", f->dir);
-    assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    f->cfg.data.path = pipe_path;
-    fixture_assert_failed(f, source_open(&f->cfg, 0, &s), ST_DATA, "not a regular file");
-    f->cfg.data.path = NULL;
-    fixture_assert_failed(f, source_open(&f->cfg, 0, &s), ST_CONFIG, "data.path: is not set");
-    assert_ptr_equal(s, untouched);
-    assert_int_equal(st_exit_code(ST_NOINPUT), 66);
-    assert_int_equal(st_exit_code(ST_PERM), 77);
 }
 
 static void a_torn_or_damaged_gzip_file_is_no_short_file(void **state)
@@ -388,78 +310,6 @@ static void a_torn_or_damaged_gzip_file_is_no_short_file(void **state)
     free(text);
 }
 
-static void a_file_that_changes_under_the_job_stops_it(void **state)
-{
-    struct fixture *f = *state;
-    struct samples s = room_for(8);
-    struct source *src;
-    char text[4096], line[1024];
-    uint32_t got;
-    good_line(line, "\n");
-    size_t n = (size_t)sprintf(text, "%s%s", line, line);
-    char want[128];
-    snprintf(want, sizeof(want), "t.tsv: changed since start (size %zu -> %zu)", n, n - 2);
-
-    f->cfg.data.path = (char *)fixture_write(f, "t.tsv", text, n);   /* found at the end */
-    assert_int_equal(source_open(&f->cfg, 0, &src), ST_OK);
-    assert_int_equal(truncate(f->path, (off_t)n - 2), 0);
-    fixture_assert_failed(f, source_read(src, &s, 0, 8, &got), ST_DATA, want);
-    source_close(src);
-
-    fixture_write(f, "t.tsv", text, n);                              /* found at the rewind */
-    assert_int_equal(source_open(&f->cfg, 0, &src), ST_OK);
-    assert_int_equal(source_read(src, &s, 0, 8, &got), ST_OK);
-    assert_int_equal(got, 2);
-    assert_int_equal(truncate(f->path, (off_t)n - 2), 0);
-    fixture_assert_failed(f, source_rewind(src), ST_DATA, want);
-    source_close(src);
-
-    fixture_write(f, "t.tsv", text, n);                              /* same size, other contents */
-    assert_int_equal(source_open(&f->cfg, 0, &src), ST_OK);
-    const struct timespec other[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
-    assert_int_equal(utimensat(0, f->path, other, 0), 0);
-    fixture_assert_failed(f, source_rewind(src), ST_DATA, "changed since start");
-    source_close(src);
-    samples_close(&s);
-}
-
-static void damage_done_by_a_writer_is_reported_as_a_change(void **state)
-{
-    struct fixture *f = *state;
-    struct samples s = room_for(SAMPLE_ROWS);
-    struct source *src;
-    uint32_t got;
-    size_t bytes;
-    char *text = fixture_read(SAMPLE, &bytes);
-    f->cfg.data.path = (char *)fixture_write(f, "t.tsv", text, bytes);
-    assert_int_equal(source_open(&f->cfg, 0, &src), ST_OK);
-    assert_int_equal(truncate(f->path, (off_t)bytes / 2), 0); /* leaves half a line at the end */
-    enum st st = source_read(src, &s, 0, SAMPLE_ROWS, &got);
-    fixture_assert_failed(f, st, ST_DATA, "changed since start");
-    source_close(src);
-    free(text);
-    samples_close(&s);
-}
-
-static void asking_for_more_rows_than_there_are_is_refused(void **state)
-{
-    struct fixture *f = *state;
-    uint32_t rows;
-    f->cfg.data.path = (char *)SAMPLE;
-    f->cfg.data.train_rows = SAMPLE_ROWS + 1;
-    fixture_assert_failed(f, fixture_read_all(f, 0, NULL, &rows), ST_DATA,
-                          "data.train_rows is 10001, but the file holds 10000 samples");
-    fixture_assert_failed(f, fixture_read_all(f, 1, NULL, &rows), ST_DATA,
-                          "data.train_rows is 10001, but the file holds 10000 samples");
-    f->cfg.data.train_rows = SAMPLE_ROWS;
-    assert_int_equal(fixture_read_all(f, 0, NULL, &rows), ST_OK);
-    fixture_assert_failed(f, fixture_read_all(f, 1, NULL, &rows), ST_DATA,
-                          "nothing is held out: data.train_rows takes all 10000 samples");
-    f->cfg.data.train_rows = 0;
-    fixture_assert_failed(f, fixture_read_all(f, 1, NULL, &rows), ST_DATA,
-                          "no rows are held out");
-}
-
 static void other_shapes_are_read_alike(void **state)
 {
     struct fixture *f = *state;
@@ -477,30 +327,6 @@ static void other_shapes_are_read_alike(void **state)
     samples_close(&s);
 }
 
-static void every_allocation_may_fail(void **state)
-{
-    struct fixture *f = *state;
-    f->cfg.data.path = (char *)SAMPLE;
-    unsigned injected = 0;
-    size_t before = mem_live();
-    for (size_t nth = 1;; nth++) {
-        struct source *untouched = (struct source *)f, *s = untouched;
-        mem_fail_at(nth);
-        enum st st = source_open(&f->cfg, 0, &s);
-        if (!mem_fail_stop()) {
-            assert_int_equal(st, ST_OK);
-            source_close(s);
-            break;
-        }
-        injected++;
-        fixture_assert_failed(f, st, ST_NOMEM, "out of memory");
-        assert_ptr_equal(s, untouched);
-        assert_int_equal(mem_live(), before);
-    }
-    assert_int_equal(injected, 6); /* source 3, reader 3 */
-    assert_int_equal(mem_live(), before);
-}
-
 #define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, fixture_setup, fixture_teardown)
 
 int main(void)
@@ -508,22 +334,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(every_value_of_the_sample_is_what_strtol_reads),
         WITH_FIXTURE(a_gzipped_copy_reads_the_same),
-        WITH_FIXTURE(pieces_and_rewinds_give_the_rows_of_one_pass),
-        WITH_FIXTURE(training_and_held_out_rows_split_the_file),
-        WITH_FIXTURE(held_out_rows_can_be_read_again),
         WITH_FIXTURE(a_bad_field_stops_with_its_line_and_name),
         WITH_FIXTURE(a_bad_line_stops_with_its_number),
         WITH_FIXTURE(a_line_may_have_64_kib_and_not_one_byte_more),
+        WITH_FIXTURE(a_line_may_end_anywhere_in_the_buffer),
         WITH_FIXTURE(what_real_files_do_is_accepted),
         WITH_FIXTURE(a_last_line_that_was_cut_is_not_a_sample),
         WITH_FIXTURE(an_empty_file_has_too_few_samples),
-        WITH_FIXTURE(paths_that_cannot_be_read_are_named),
         WITH_FIXTURE(a_torn_or_damaged_gzip_file_is_no_short_file),
-        WITH_FIXTURE(a_file_that_changes_under_the_job_stops_it),
-        WITH_FIXTURE(damage_done_by_a_writer_is_reported_as_a_change),
-        WITH_FIXTURE(asking_for_more_rows_than_there_are_is_refused),
         WITH_FIXTURE(other_shapes_are_read_alike),
-        WITH_FIXTURE(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "tests/support/rpc_env.h"
 
 static void other_machines_are_refused_without_tls(void **state)
@@ -94,6 +95,23 @@ static void a_message_above_the_limit_is_refused(void **state)
     assert_true(echo_ok(e->peer, 1, 1000));
 }
 
+static void a_server_without_memory_for_a_while_loses_no_room_for_calls(void **state)
+{
+    struct rpc_env *e = *state;
+    size_t injected = 0;
+    for (int i = 0; i < 40; i++) { /* more often than requests are posted */
+        struct result r = RESULT_INIT;
+        struct msg *req = msg_copy("x", 1);
+        mem_fail_at(2); /* 1: the client's call; 2: the request that the server posts next */
+        rpc_send(e->peer, RPC_FETCH, req, LONG_MS, result_done, &r);
+        result_wait(&r);
+        injected += mem_fail_stop();
+        assert_int_equal(r.st, ST_OK);
+        msg_close(r.reply);
+    }
+    assert_int_equal(injected, 40);
+}
+
 /* By hand, as a foreign client: returns the status of an empty call of `path`. */
 static grpc_status_code foreign_call(const char *address, const char *path)
 {
@@ -159,6 +177,7 @@ int main(void)
         CASE(the_kernel_chooses_a_port_that_localhost_reaches),
         CASE(a_call_waits_for_a_server_that_starts_later),
         CASE(a_message_above_the_limit_is_refused),
+        CASE(a_server_without_memory_for_a_while_loses_no_room_for_calls),
         CASE(foreign_calls_that_make_no_sense_are_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

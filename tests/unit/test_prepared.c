@@ -261,7 +261,8 @@ static void a_file_of_another_length_is_refused(void **state)
     fixture_assert_failed(f, source_open(&f->cfg, 0, &src), ST_DATA,
                           "day.chp: not a prepared file: 63 bytes");
     fixture_write(f, "day.chp", "", 0);
-    fixture_assert_failed(f, source_open(&f->cfg, 0, &src), ST_DATA, "not a prepared file: 0 bytes");
+    fixture_assert_failed(f, source_open(&f->cfg, 0, &src), ST_DATA,
+                          "not a prepared file: 0 bytes");
     free(bytes);
 }
 

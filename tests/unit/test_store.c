@@ -220,7 +220,8 @@ static void rows_equal_to_their_initial_record_add_nothing(void **state)
 {
     struct store *s = open_shard(0, 1);
     float record[W];
-    for (uint64_t row = 0; row < ROWS[2]; row++) store_read(s, row_id(2, row), W, (uint8_t *)record);
+    for (uint64_t row = 0; row < ROWS[2]; row++)
+        store_read(s, row_id(2, row), W, (uint8_t *)record);
     assert_digest(store_digest(s), (struct digest){0});
     uint64_t id = row_id(2, 5000);
     store_initial(SEED, id, ROWS[2], D, STATE, record);
