@@ -353,6 +353,9 @@ static enum st check_versions(const struct fetch_part *part, const struct fetch_
 {
     for (uint32_t i = 0; i < part->n; i++) {
         int64_t version = (int64_t)codec_u64(r->version, i), need = part->need[i];
+#ifdef BUG_version_unchecked
+        need = version; /* planted: whatever comes is right */
+#endif
         int right = need == PLAN_NEED_SETTLED ? version < plan->settled || version < 0
                                               : version == need;
         if (!right)

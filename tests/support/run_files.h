@@ -1,5 +1,5 @@
-/* tests/support/run_files.h - runs of the programs as a user starts them, and what they leave in the
- * run directory, read without the product's readers. Everything here fails the test by itself. */
+/* tests/support/run_files.h - runs of the programs as a user starts them, and what they leave in
+ * the run directory, read without the product's readers. All of it fails the test by itself. */
 #ifndef CHANTER_TESTS_SUPPORT_RUN_FILES_H
 #define CHANTER_TESTS_SUPPORT_RUN_FILES_H
 

@@ -77,14 +77,15 @@ struct rank {
     enum st st;
     struct comm_part out[CAP], in[CAP];
     uint64_t out_seed[CAP], in_seed[CAP];
-    uint8_t sent[CAP][MOST_BYTES], got[CAP][MOST_BYTES + 1]; /* one more: nothing is written there */
+    uint8_t sent[CAP][MOST_BYTES];
+    uint8_t got[CAP][MOST_BYTES + 1]; /* one more: nothing is written there */
 };
 
 /* Parts in random order but for those of one pair, which stay in order. */
 static uint32_t make_list(const struct rank *r, uint32_t round, int outgoing,
                           struct comm_part *part, uint64_t *seed)
 {
-    uint32_t left[MOST_RANKS], n = 0, open = 0, me = r->comm->rank;
+    uint32_t left[MOST_RANKS] = {0}, n = 0, open = 0, me = r->comm->rank;
     uint64_t order = seed_of(round, me, 0, 7) + (uint64_t)outgoing;
     for (uint32_t p = 0; p < r->comm->size; p++) {
         uint32_t from = outgoing ? me : p, to = outgoing ? p : me;

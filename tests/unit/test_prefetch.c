@@ -394,8 +394,8 @@ static void rows_that_do_not_come_are_told_of_once(void **state)
     assert_int_equal(next(&f, &t), ST_OK);
     assert_int_equal(wait(&f, t), ST_TIMEOUT);
     assert_int_equal(caught_lines, 1); /* of three requests */
-    assert_string_equal(caught_line, "chanter: error[E-TIMEOUT]: server 1: rows for iteration 0 did "
-                                     "not come: no answer within 50 ms");
+    assert_string_equal(caught_line, "chanter: error[E-TIMEOUT]: server 1: rows for iteration 0 "
+                                     "did not come: no answer within 50 ms");
     assert_int_equal(held_count(&f.server[1]), 3);
     ticket_close(t);
     close_all(&f);

@@ -135,7 +135,7 @@ static struct ref_trainer *replay_open(const struct run *r, const struct outcome
     return ref;
 }
 
-/* Losses one by one; the samples go round and round. With epochs, the last batch has what is left. */
+/* Losses one by one; samples go round and round. With epochs, the last batch has what is left. */
 static void replay(const struct run *r, const struct outcome *o, struct ref_trainer *ref)
 {
     float *label = allocate(B, sizeof(float)), *dense = allocate(B * DENSE, sizeof(float));
