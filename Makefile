@@ -4,6 +4,8 @@
 #   make run        install what is missing, build, train on the bundled sample as processes
 #   make test       install what is missing, build, run every test
 #   make check      the tests alone          make deps    the packages alone
+#   make matrix     I1 over every combination of trainers, servers, lookahead, ...
+#   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
 #   make BUG=name                            a build with a planted bug, in build/bug-name/
 #   CI=1: warnings are errors.  V=1: show commands.
@@ -18,7 +20,7 @@ PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compile
             libxxhash-dev zlib1g-dev python3 python3-numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check layers clean FORCE
+.PHONY: all deps run test check matrix bugs layers clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -29,9 +31,11 @@ deps:
 	fi
 
 # --- flavours -------------------------------------------------------------------------------
-FLAVOUR := $(or $(SAN),$(if $(BUG),bug-$(BUG),release))
-B       := build/$(FLAVOUR)
-BIN     := $(if $(filter release,$(FLAVOUR)),build/bin,$B/bin)
+# O: objects. B: what is linked from them. With BUG only the files that hold the planted bug are
+# compiled again; all others are the usual build's.
+O       := build/$(or $(SAN),release)
+B       := $(if $(BUG),build/bug-$(BUG),$O)
+BIN     := $(if $(filter build/release,$B),build/bin,$B/bin)
 GEN     := build/gen
 
 CC      := gcc
@@ -40,8 +44,7 @@ WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 # -ffp-contract=off: a product and a sum stay two roundings, in every build (I1).
 CFLAGS  := -std=c11 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_POSIX_C_SOURCE=200809L \
            -fstack-protector-strong $(WARN) \
-           $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2) \
-           $(if $(BUG),-DBUG_$(BUG))
+           $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2)
 # -fno-math-errno: sqrtf becomes one instruction; no result changes.
 CFLAGS_compute := -O3 -fno-math-errno -march=$(or $(MARCH),native)
 INC     := -I. -I$(GEN)
@@ -54,10 +57,13 @@ FOLDERS := base config data proto compute oracle embserver trainer launch
 SRC     := $(filter-out %/main.c,$(foreach d,$(FOLDERS),$(wildcard $d/*.c)))
 PROTO   := $(wildcard proto/*.proto)
 GENC    := $(patsubst proto/%.proto,$(GEN)/proto/%.pb-c.c,$(PROTO))
-OBJ     := $(patsubst %.c,$B/%.o,$(SRC)) $(patsubst $(GEN)/%.c,$B/gen/%.o,$(GENC))
+BUGGY   := $(if $(BUG),$(shell grep -lw BUG_$(BUG) $(SRC)))
+$(if $(BUG),$(if $(BUGGY),,$(error there is no planted bug BUG_$(BUG))))
+OBJ     := $(patsubst %.c,$O/%.o,$(filter-out $(BUGGY),$(SRC))) $(BUGGY:%.c=$B/%.o) \
+           $(patsubst $(GEN)/%.c,$O/gen/%.o,$(GENC))
 PROGRAMS := $(BIN)/chanter $(BIN)/chanter-oracle $(BIN)/chanter-embserver $(BIN)/chanter-trainer
 TESTS   := $(patsubst %.c,$B/%,$(wildcard tests/unit/test_*.c))
-SUPPORT := $(patsubst %.c,$B/%.o,$(wildcard tests/support/*.c))
+SUPPORT := $(patsubst %.c,$O/%.o,$(wildcard tests/support/*.c))
 
 all: $(PROGRAMS)
 
@@ -68,33 +74,44 @@ GENH := $(GENC:.c=.h)
 $(GENH): %.h: %.c ;
 
 # Rebuild when the flags change.
-$B/.flags: FORCE
-	@mkdir -p $B; echo '$(CC) $(CFLAGS) $(CFLAGS_compute)' | cmp -s - $@ || \
+$O/.flags: FORCE
+	@mkdir -p $O; echo '$(CC) $(CFLAGS) $(CFLAGS_compute)' | cmp -s - $@ || \
 	    echo '$(CC) $(CFLAGS) $(CFLAGS_compute)' > $@
 
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
-$B/gen/%.o: $(GEN)/%.c $B/.flags | $(GENH) ; $(COMPILE)
-$B/trainer/comm_mpi.o: EXTRA = $(MPI_INC)
-$B/trainer/main.o: EXTRA = $(MPI_INC)
-$B/%.o: %.c $B/.flags | $(GENH) ; $(COMPILE)
+$O/gen/%.o: $(GEN)/%.c $O/.flags | $(GENH) ; $(COMPILE)
+$O/trainer/comm_mpi.o: EXTRA = $(MPI_INC)
+$O/trainer/main.o: EXTRA = $(MPI_INC)
+$O/%.o: %.c $O/.flags | $(GENH) ; $(COMPILE)
+ifdef BUG
+$B/%.o: EXTRA = -DBUG_$(BUG) -Wno-error
+$B/%.o: %.c $O/.flags | $(GENH) ; $(COMPILE)
+endif
 
 $B/lib.a: $(OBJ)
 	$(Q)rm -f $@; ar qcs $@ $^
 
 LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) -o $@
-$(BIN)/chanter: $B/launch/main.o $B/lib.a ; $(LINK)
-$(BIN)/chanter-oracle: $B/oracle/main.o $B/lib.a ; $(LINK)
-$(BIN)/chanter-embserver: $B/embserver/main.o $B/lib.a ; $(LINK)
+$(BIN)/chanter: $O/launch/main.o $B/lib.a ; $(LINK)
+$(BIN)/chanter-oracle: $O/oracle/main.o $B/lib.a ; $(LINK)
+$(BIN)/chanter-embserver: $O/embserver/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-trainer: EXTRA_LIBS = $(MPI_LIB)
-$(BIN)/chanter-trainer: $B/trainer/main.o $B/lib.a ; $(LINK)
+$(BIN)/chanter-trainer: $O/trainer/main.o $B/lib.a ; $(LINK)
 $(TESTS): EXTRA_LIBS = -lcmocka
-$(TESTS): %: %.o $(SUPPORT) $B/lib.a ; $(LINK)
+$(TESTS): $B/%: $O/%.o $(SUPPORT) $B/lib.a ; $(LINK)
 .SECONDARY:
 
 # --- tests ----------------------------------------------------------------------------------
 check: $(TESTS) $(PROGRAMS)
 	$(Q)tests/run $B $(BIN)
+
+# The whole matrix (I1); tests/run has the quick one.
+matrix: all
+	$(Q)tests/matrix --bin $(BIN)
+# Every planted bug has to be found by the test that is there for it.
+bugs:
+	$(Q)tests/bugs
 
 # deps is a separate make, so that pkg-config and protoc-c are there when this file is read again.
 test:
@@ -108,4 +125,4 @@ run:
 clean:
 	$(Q)rm -rf build
 
--include $(patsubst %.o,%.d,$(OBJ)) $(wildcard $B/*/*.d $B/tests/*/*.d)
+-include $(patsubst %.o,%.d,$(OBJ)) $(wildcard $O/*/*.d $O/tests/*/*.d)

@@ -20,12 +20,16 @@
 #include "launch/process.h"
 
 enum { READY_MS = 30000, GRACE_MS = 5000, ADDRESS_BYTES = 64, ARG_BYTES = 32 };
+/* Trainers end by themselves when a role they need is gone, and say what they saw. mpirun must not
+ * be signalled while it sees to that. */
+enum { LEAVE_MS = 2000 };
 
 struct cluster {
     const struct job *job;
     const struct config *config;
     char bin[PATH_MAX];            /* where the role programs are  */
     char config_path[PATH_MAX];
+    char trainer_path[PATH_MAX + ARG_BYTES];
     char job_hex[ARG_BYTES];
     uint32_t n_servers;
     struct process *server;        /* [n_servers] */
@@ -46,6 +50,9 @@ static enum st find_programs(struct cluster *c)
     int len = snprintf(c->config_path, sizeof(c->config_path), "%s/config.yaml",
                        c->config->run.dir);
     if (len >= (int)sizeof(c->config_path)) return log_fail(ST_CONFIG, "run.dir", "is too long");
+    snprintf(c->trainer_path, sizeof(c->trainer_path), "%s/chanter-trainer", c->bin);
+    if (access(c->trainer_path, X_OK) != 0) /* mpirun would not say so: it is quiet */
+        return log_fail(ST_NOINPUT, c->trainer_path, "%s", strerror(errno));
     return ST_OK;
 }
 
@@ -83,15 +90,15 @@ static enum st start_trainers(struct cluster *c)
 {
     static const char *const MODE[] = {[PROGRESS_NONE] = "none", [PROGRESS_PLAIN] = "plain",
                                        [PROGRESS_TTY] = "tty"};
-    char path[PATH_MAX + ARG_BYTES], ranks[ARG_BYTES];
-    snprintf(path, sizeof(path), "%s/chanter-trainer", c->bin);
+    char ranks[ARG_BYTES];
     snprintf(ranks, sizeof(ranks), "%u", c->config->cluster.trainers);
     /* Ranks share the cores with servers and each other: nothing is bound, waiting yields. Shared
-     * memory without the kernel's single-copy call, which containers often forbid. */
-    char *argv[] = {"mpirun", "-np", ranks, "--oversubscribe", "--bind-to", "none",
+     * memory without the kernel's single-copy call, which containers often forbid. mpirun is
+     * quiet because the trainers and this process say what there is to say. */
+    char *argv[] = {"mpirun", "--quiet", "-np", ranks, "--oversubscribe", "--bind-to", "none",
                     "--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "self,vader",
                     "--mca", "btl_vader_single_copy_mechanism", "none",
-                    path, "--config", c->config_path, "--job", c->job_hex,
+                    c->trainer_path, "--config", c->config_path, "--job", c->job_hex,
                     "--oracle", c->oracle_address, "--servers", c->servers,
                     "--progress", (char *)MODE[job_progress(c->job)], NULL};
     if (geteuid() == 0) {
@@ -118,6 +125,20 @@ static enum st status_of(int code)
     return code == 0 ? ST_OK : ST_INTERNAL;
 }
 
+/* A process has ended before its time. */
+static enum st ended_early(const struct process *p)
+{
+    int code = process_code(p);
+    if (WIFSIGNALED(p->status))
+        return log_fail(ST_UNAVAILABLE, p->name, "killed by signal %d (%s); the run is not "
+                        "complete", WTERMSIG(p->status), strsignal(WTERMSIG(p->status)));
+    if (code > 128) /* mpirun's way to tell of a rank */
+        return log_fail(ST_UNAVAILABLE, p->name, "one was killed by signal %d (%s); the run is not "
+                        "complete", code - 128, strsignal(code - 128));
+    return log_fail(status_of(code), p->name, "ended with code %d before the job was done; the "
+                    "line above says why", code);
+}
+
 /* Until the trainers have ended, or anything else does. */
 static enum st watch(struct cluster *c)
 {
@@ -133,10 +154,8 @@ static enum st watch(struct cluster *c)
         if (p != NULL) {
             p->status = status;
             p->pid = 0;
-            int code = process_code(p);
-            if (p == &c->trainers && code == 0) return ST_OK;
-            return log_fail(status_of(code), p->name, "ended with code %d before the job was done; "
-                            "the line above says why", code);
+            if (p == &c->trainers && process_code(p) == 0) return ST_OK;
+            return ended_early(p);
         }
         int sig = pid > 0 ? 0 : sigwaitinfo(&set, NULL);
         if (sig == SIGTERM || sig == SIGINT)
@@ -144,8 +163,9 @@ static enum st watch(struct cluster *c)
     }
 }
 
-static void stop_all(struct cluster *c)
+static void stop_all(struct cluster *c, enum st st)
 {
+    if (st != ST_OK && st != ST_CANCELLED) process_wait(&c->trainers, LEAVE_MS);
     process_stop(&c->trainers, GRACE_MS);
     process_stop(&c->oracle, GRACE_MS);
     for (uint32_t s = 0; s < c->n_servers; s++) process_stop(&c->server[s], GRACE_MS);
@@ -181,7 +201,7 @@ static enum st run_cluster(const struct job *job)
     st = watch(&c);
 
 err_stop:
-    stop_all(&c);
+    stop_all(&c, st);
 err:
     mem_free(c.servers);
     mem_free(c.address);

@@ -80,12 +80,14 @@ enum st process_ready(struct process *p, uint32_t timeout_ms, char *address, siz
     return ST_OK;
 }
 
-static int wait_until(struct process *p, uint64_t until_ns)
+int process_wait(struct process *p, uint32_t timeout_ms)
 {
-    while (waitpid(p->pid, &p->status, WNOHANG) == 0) {
+    uint64_t until_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    while (p->pid > 0 && waitpid(p->pid, &p->status, WNOHANG) == 0) {
         if (clock_now_ns() > until_ns) return 0;
         clock_sleep_ns(5000000);
     }
+    p->pid = 0;
     return 1;
 }
 
@@ -93,11 +95,11 @@ void process_stop(struct process *p, uint32_t grace_ms)
 {
     if (p->pid > 0) {
         kill(p->pid, SIGTERM);
-        if (!wait_until(p, clock_now_ns() + (uint64_t)grace_ms * 1000000u)) {
+        if (!process_wait(p, grace_ms)) {
             kill(p->pid, SIGKILL);
             waitpid(p->pid, &p->status, 0);
+            p->pid = 0;
         }
-        p->pid = 0;
     }
     if (p->out >= 0) close(p->out);
     p->out = -1;

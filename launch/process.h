@@ -21,6 +21,8 @@ MUST_USE enum st process_start(struct process *p, const char *name, char *const 
 /* The address in the line "ready ADDRESS" that the process prints; ST_TIMEOUT or what it died
  * of, logged. */
 MUST_USE enum st process_ready(struct process *p, uint32_t timeout_ms, char *address, size_t cap);
+/* Has it ended, `timeout_ms` from now at the latest? */
+int process_wait(struct process *p, uint32_t timeout_ms);
 /* Ask it to end, wait up to `grace_ms`, then force it. Does nothing for one that has ended. */
 void process_stop(struct process *p, uint32_t grace_ms);
 /* Exit code, or 128 + signal; only after it has ended. */

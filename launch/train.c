@@ -32,6 +32,7 @@ struct embedded {
     struct oracle *oracle;
     struct comm **comm;             /* [trainers] */
     struct rank_thread *rank;       /* [trainers] */
+    atomic_bool over;               /* set when one rank has failed */
     uint32_t n_ranks;               /* started */
 
     pthread_mutex_t lock;           /* guards what follows */
@@ -74,7 +75,7 @@ static enum st start_ranks(struct embedded *e)
         t->e = e;
         t->cfg = (struct trainer_cfg){e->config, e->comm[r], e->transport,
                                       oracle_address(e->oracle), e->address, e->job->id, 0,
-                                      job_progress(e->job)};
+                                      job_progress(e->job), &e->over};
         pthread_mutex_lock(&e->lock);
         e->running++;
         pthread_mutex_unlock(&e->lock);
@@ -108,6 +109,7 @@ static enum st join_ranks(struct embedded *e)
     enum st st = e->failed;
     pthread_mutex_unlock(&e->lock);
     if (st != ST_OK) {
+        atomic_store(&e->over, true);
         if (e->n_ranks > 0) comm_local_abort(e->comm[0]);
         close_roles(e);
     }

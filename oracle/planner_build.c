@@ -229,7 +229,11 @@ static void fill_fetch(struct planner *p, const struct item_list *l, struct plan
         f->row_id[at] = l->v[k].row_id;
         f->slot[at] = l->v[k].slot;
         f->need[at] = l->v[k].version;
+#ifdef BUG_state_not_fetched
+        f->owned[at] = 0; /* planted: the value without its optimizer state */
+#else
         f->owned[at] = l->v[k].owned;
+#endif
     }
 }
 

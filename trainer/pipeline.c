@@ -353,13 +353,14 @@ static enum st open_stages(struct trainer *t)
     const struct config *c = t->config;
     uint32_t state = config_row_state(c->train.optimizer, c->model.dim);
     struct writeback_cfg wc = {t->server, c->cluster.servers, c->cluster.server_threads, t->header,
-                               c->model.dim, state, t->timeout_ms};
+                               c->model.dim, state, t->timeout_ms, t->cfg->over};
     struct prefetch_cfg pc = {
         .oracle = t->oracle, .server = t->server, .n_servers = c->cluster.servers,
         .threads = c->cluster.server_threads, .header = t->header,
         .limits = {t->size, c->model.n_tables, c->model.dense_features, t->cap_rows},
         .dim = c->model.dim, .state = state, .depth = c->cluster.prefetch,
-        .ahead = c->oracle.lookahead > 0, .timeout_ms = t->timeout_ms};
+        .ahead = c->oracle.lookahead > 0, .timeout_ms = t->timeout_ms,
+        .over = t->cfg->over};
     TRY(exchange_open(t->cfg->comm, t->timeout_ms, &t->exchange), err);
     TRY(writeback_open(&wc, &t->writeback), err);
     TRY(prefetch_open(&pc, &t->prefetch), err);

@@ -10,6 +10,8 @@
 #ifndef CHANTER_TRAINER_PIPELINE_H
 #define CHANTER_TRAINER_PIPELINE_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/digest.h"
@@ -29,6 +31,8 @@ struct trainer_cfg {
     uint64_t job;
     uint32_t attempt;
     enum progress_mode progress;      /* rank 0 writes it to standard error                     */
+    const atomic_bool *over;          /* NULL, or: once set, the job has failed elsewhere, and
+                                         that oracle and servers are gone is no news            */
 };
 
 struct trainer_result {               /* rank 0's is the job's                                  */

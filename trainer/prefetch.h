@@ -4,6 +4,8 @@
 #ifndef CHANTER_TRAINER_PREFETCH_H
 #define CHANTER_TRAINER_PREFETCH_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -24,6 +26,7 @@ struct prefetch_cfg {
     uint32_t depth;                   /* plans ready ahead of COMPUTE                    */
     int ahead;                        /* 0: rows are asked for by COMPUTE (the baseline) */
     uint32_t timeout_ms;
+    const atomic_bool *over;          /* see trainer_cfg                                 */
 };
 
 /* A plan and its rows under way. Made by PREFETCH, COMPUTE's from prefetch_next on. */

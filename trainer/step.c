@@ -113,8 +113,13 @@ static enum st train_slice(void *ctx, uint32_t lane, uint32_t k)
     const struct model *m = s->cfg.model;
     uint32_t first;
     struct model_slice slice = slice_of(p, k, &first);
+#ifdef BUG_scaled_by_own_samples
+    float scale = 1.0f / (float)p->plan->n_samples; /* planted: each trainer's own mean */
+#else
+    float scale = 1.0f / (float)p->plan->batch_total;
+#endif
     return model_train(m, s->cfg.device, lane, s->work[lane], p->params, &slice,
-                       1.0f / (float)p->plan->batch_total, s->slice_grad + k * s->grad_floats,
+                       scale, s->slice_grad + k * s->grad_floats,
                        s->dt + (size_t)first * (m->n_tables + 1) * m->dim);
 }
 

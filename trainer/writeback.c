@@ -70,14 +70,18 @@ static void write_done(void *ctx, enum st st, struct msg *reply, const char *tex
         st = ST_BADMSG;
         text = "the answer cannot be read";
     }
-    if (st != ST_OK && st != ST_CANCELLED) {
+    pthread_mutex_lock(&w->lock);
+    bool first = st != ST_OK && w->failed == ST_OK; /* those behind it fail likewise */
+    if (first) w->failed = st;
+    pthread_mutex_unlock(&w->lock);
+    bool over = w->cfg.over != NULL && atomic_load(w->cfg.over);
+    if (first && st != ST_CANCELLED && !over) {
         char where[48];
         snprintf(where, sizeof(where), "server %u", s->shard / w->cfg.threads);
         log_fail(st, where, "rows were not written back: %s", text);
     }
     msg_close(reply);
     pthread_mutex_lock(&w->lock);
-    if (st != ST_OK && w->failed == ST_OK) w->failed = st;
     w->open[s->bucket]--;
     pthread_cond_broadcast(&w->moved);
     pthread_mutex_unlock(&w->lock);

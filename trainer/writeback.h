@@ -4,6 +4,8 @@
 #ifndef CHANTER_TRAINER_WRITEBACK_H
 #define CHANTER_TRAINER_WRITEBACK_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -24,6 +26,7 @@ struct writeback_cfg {
     struct rpc_header header;
     uint32_t dim, state;
     uint32_t timeout_ms;
+    const atomic_bool *over;          /* see trainer_cfg                                 */
 };
 
 MUST_USE enum st writeback_open(const struct writeback_cfg *cfg, struct writeback **out);
