@@ -1,5 +1,6 @@
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,6 +54,17 @@ enum st log_fail(enum st st, const char *where, const char *fmt, ...)
     emit(kind, where, fmt, ap);
     va_end(ap);
     return st;
+}
+
+enum st log_open_failed(const char *path)
+{
+    switch (errno) {
+    case ENOENT:
+    case ENOTDIR: return log_fail(ST_NOINPUT, path, "no such file");
+    case EACCES:
+    case EPERM: return log_fail(ST_PERM, path, "permission denied");
+    default: return log_fail(ST_IO, path, "cannot open: %s", strerror(errno));
+    }
 }
 
 void log_note(const char *where, const char *fmt, ...)

@@ -10,6 +10,9 @@
  * Any thread; one write a line. */
 enum st log_fail(enum st st, const char *where, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* A file could not be opened, errno says why: "no such file" and ST_NOINPUT, "permission denied" and
+ * ST_PERM, otherwise ST_IO. Any thread. */
+enum st log_open_failed(const char *path);
 /* "chanter: WHERE: ..." for things a user should know that stop nothing. Any thread. */
 void log_note(const char *where, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -89,17 +89,6 @@ enum st doc_put(struct doc *d, const char *section, const char *key, enum doc_or
 
 /* --- file ----------------------------------------------------------------------------------- */
 
-static enum st open_fail(const char *path)
-{
-    switch (errno) {
-    case ENOENT:
-    case ENOTDIR: return log_fail(ST_NOINPUT, path, "no such file");
-    case EACCES:
-    case EPERM: return log_fail(ST_PERM, path, "permission denied");
-    default: return log_fail(ST_IO, path, "cannot open: %s", strerror(errno));
-    }
-}
-
 /* Read to the end, but at most `cap` bytes. */
 static enum st read_all(int fd, const char *path, char *buf, size_t cap, size_t *len)
 {
@@ -120,7 +109,7 @@ enum st doc_open(const char *path, struct doc **out)
 {
     enum st st = ST_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return open_fail(path);
+    if (fd < 0) return log_open_failed(path);
 
     size_t len = 0, cap = DOC_MAX_BYTES + 1;
     char *text = mem_alloc(cap, 1);

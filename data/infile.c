@@ -8,22 +8,11 @@
 
 #include "base/log.h"
 
-static enum st open_failed(const char *path)
-{
-    switch (errno) {
-    case ENOENT:
-    case ENOTDIR: return log_fail(ST_NOINPUT, path, "no such file");
-    case EACCES:
-    case EPERM: return log_fail(ST_PERM, path, "permission denied");
-    default: return log_fail(ST_IO, path, "cannot open: %s", strerror(errno));
-    }
-}
-
 enum st infile_open(const char *path, struct infile *out)
 {
     /* O_NONBLOCK: a named pipe is refused below; it must not hang the open before that. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return open_failed(path);
+    if (fd < 0) return log_open_failed(path);
     struct stat s;
     enum st st = ST_OK;
     if (fstat(fd, &s) != 0)

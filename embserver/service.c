@@ -5,7 +5,6 @@
 #include "embserver/service.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,8 +14,9 @@
 #include "base/mem.h"
 #include "base/row.h"
 #include "embserver/shard.h"
+#include "proto/accept.h"
 
-enum { TEXT_BYTES = 200, EXPORT_MAX_BYTES = 8 << 20 };
+enum { EXPORT_MAX_BYTES = 8 << 20 };
 
 struct embserver {
     struct embserver_cfg cfg;
@@ -26,22 +26,10 @@ struct embserver {
     struct rpc_server *server;
 };
 
-static void fail(struct rpc_call *call, enum st st, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static void fail(struct rpc_call *call, enum st st, const char *fmt, ...)
-{
-    char text[TEXT_BYTES];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    rpc_fail(call, st, text);
-}
-
 static void fail_decode(struct rpc_call *call, enum st st, size_t len)
 {
-    if (st == ST_BADMSG) fail(call, st, "malformed request of %zu bytes", len);
-    else fail(call, st, "no memory to read a request of %zu bytes", len);
+    if (st == ST_BADMSG) rpc_failf(call, st, "malformed request of %zu bytes", len);
+    else rpc_failf(call, st, "no memory to read a request of %zu bytes", len);
 }
 
 /* What goes out in answer to `asked`. */
@@ -51,23 +39,6 @@ static struct rpc_header answer_header(const struct embserver *s, const struct r
                                .rank = s->cfg.rank, .iteration = asked->iteration};
 }
 
-/* False: refused. */
-static bool header_check(const struct embserver *s, struct rpc_call *call,
-                         const struct rpc_header *h)
-{
-    if (h->job != s->cfg.job)
-        fail(call, ST_BADMSG, "job %016" PRIx64 "; this is job %016" PRIx64, h->job, s->cfg.job);
-    else if (h->attempt < s->cfg.attempt)
-        fail(call, ST_BADMSG, "attempt %" PRIu32 " < %" PRIu32 ": stale process", h->attempt,
-             s->cfg.attempt);
-    else if (h->attempt > s->cfg.attempt)
-        fail(call, ST_BADMSG, "attempt %" PRIu32 " > %" PRIu32 ": this server is stale",
-             h->attempt, s->cfg.attempt);
-    else
-        return true;
-    return false;
-}
-
 /* --- one shard -------------------------------------------------------------------------------- */
 
 /* Queue `t` for the shard that its message names. */
@@ -75,7 +46,7 @@ static void dispatch(struct embserver *s, struct task *t, uint32_t shard)
 {
     uint32_t first = s->store.shard;
     if (shard - first >= s->n_shards) { /* a smaller number wraps round to a large one */
-        fail(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %"
+        rpc_failf(t->call, ST_BADMSG, "shard %" PRIu32 " is not on server %" PRIu32 ", which has %"
              PRIu32 " to %" PRIu32, shard, s->cfg.rank, first, first + s->n_shards - 1);
         mem_free(t);
         return;
@@ -88,7 +59,7 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
 {
     struct task *t = mem_zalloc(1, sizeof(*t));
     if (t == NULL) {
-        fail(call, ST_NOMEM, "no memory for a request");
+        rpc_failf(call, ST_NOMEM, "no memory for a request");
         return;
     }
     t->call = call;
@@ -102,9 +73,9 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
         mem_free(t);
         return;
     }
-    bool good = header_check(s, call, &h);
+    bool good = accept_header(call, &h, s->cfg.job, s->cfg.attempt);
     if (good && (fetch ? t->fetch.n : t->put.n) == 0) {
-        fail(call, ST_BADMSG, "no rows in the request");
+        rpc_failf(call, ST_BADMSG, "no rows in the request");
         good = false;
     }
     if (!good) {
@@ -143,7 +114,7 @@ static void digest_answer(struct gather *g)
     struct msg *reply;
     enum st st = digest_reply_encode(&g->head, sum, &reply);
     if (st == ST_OK) rpc_reply(g->call, reply);
-    else fail(g->call, st, "no memory for an answer");
+    else rpc_failf(g->call, st, "no memory for an answer");
 }
 
 static void part_done(struct gather *g)
@@ -152,7 +123,7 @@ static void part_done(struct gather *g)
     if (atomic_fetch_sub_explicit(&g->left, 1, memory_order_acq_rel) != 1) return;
     if (atomic_load_explicit(&g->failed, memory_order_relaxed)) {
         msg_close(g->reply);
-        fail(g->call, ST_UNAVAILABLE, "server %" PRIu32 " is closing or has too many requests "
+        rpc_failf(g->call, ST_UNAVAILABLE, "server %" PRIu32 " is closing or has too many requests "
              "waiting", g->server->cfg.rank);
     } else if (g->method == RPC_EXPORT) {
         rpc_reply(g->call, g->reply);
@@ -235,12 +206,12 @@ static bool export_prepare(const struct embserver *s, struct gather *g)
 {
     struct export_request *e = &g->range;
     if (e->table >= s->store.n_tables) {
-        fail(g->call, ST_BADMSG, "table %" PRIu32 " of %" PRIu32, e->table, s->store.n_tables);
+        rpc_failf(g->call, ST_BADMSG, "table %" PRIu32 " of %" PRIu32, e->table, s->store.n_tables);
         return false;
     }
     uint64_t rows = s->store.table_rows[e->table];
     if (e->first > rows) {
-        fail(g->call, ST_BADMSG, "table %" PRIu32 " has %" PRIu64 " rows, no row %" PRIu64,
+        rpc_failf(g->call, ST_BADMSG, "table %" PRIu32 " has %" PRIu64 " rows, no row %" PRIu64,
              e->table, rows, e->first);
         return false;
     }
@@ -248,12 +219,12 @@ static bool export_prepare(const struct embserver *s, struct gather *g)
     uint64_t n = rows_below(s, e->table, e->first + e->count) - rows_below(s, e->table, e->first);
     uint32_t width = s->store.dim + s->store.state;
     if (n * (sizeof(int64_t) + width * sizeof(float)) > EXPORT_MAX_BYTES) {
-        fail(g->call, ST_BADMSG, "%" PRIu64 " rows of %" PRIu32 " floats are more than %d bytes; "
+        rpc_failf(g->call, ST_BADMSG, "%" PRIu64 " rows of %" PRIu32 " floats are more than %d bytes; "
              "ask for fewer", n, width, EXPORT_MAX_BYTES);
         return false;
     }
     enum st st = fetch_reply_begin(&g->head, (uint32_t)n, width, &g->reply, &g->version, &g->rows);
-    if (st != ST_OK) fail(g->call, st, "no memory for an answer");
+    if (st != ST_OK) rpc_failf(g->call, st, "no memory for an answer");
     return st == ST_OK;
 }
 
@@ -262,7 +233,7 @@ static void on_all(struct embserver *s, struct rpc_call *call, enum rpc_method m
 {
     struct gather *g = mem_zalloc(1, sizeof(*g) + s->n_shards * sizeof(g->part[0]));
     if (g == NULL) {
-        fail(call, ST_NOMEM, "no memory for a request");
+        rpc_failf(call, ST_NOMEM, "no memory for a request");
         return;
     }
     g->server = s;
@@ -275,7 +246,7 @@ static void on_all(struct embserver *s, struct rpc_call *call, enum rpc_method m
         fail_decode(call, st, len);
         goto refused;
     }
-    if (!header_check(s, call, &h)) goto refused;
+    if (!accept_header(call, &h, s->cfg.job, s->cfg.attempt)) goto refused;
     g->head = answer_header(s, &h);
     if (method == RPC_EXPORT && !export_prepare(s, g)) goto refused;
     gather_start(s, g);
@@ -300,7 +271,7 @@ static void handle(void *ctx, struct rpc_call *call, enum rpc_method method, con
         on_all(ctx, call, method, req, len);
         break;
     default:
-        fail(call, ST_BADMSG, "this is an embedding server; it has no plans");
+        rpc_failf(call, ST_BADMSG, "this is an embedding server; it has no plans");
     }
 }
 

@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -16,7 +15,7 @@
 #include "oracle/feed.h"
 #include "oracle/outbox.h"
 #include "oracle/planner.h"
-#include "proto/codec.h"
+#include "proto/accept.h"
 
 enum {
     TEXT_BYTES = 200,
@@ -170,34 +169,13 @@ static void *planner_main(void *arg)
 
 /* --- answering -------------------------------------------------------------------------------- */
 
-static void refuse(struct rpc_call *call, enum st st, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-static void refuse(struct rpc_call *call, enum st st, const char *fmt, ...)
-{
-    char text[TEXT_BYTES];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    rpc_fail(call, st, text);
-}
-
 /* False: refused. */
 static bool header_check(const struct oracle *o, struct rpc_call *call, const struct rpc_header *h)
 {
-    uint32_t attempt = o->cfg.attempt, n_trainers = o->cfg.config->cluster.trainers;
-    if (h->job != o->cfg.job)
-        refuse(call, ST_BADMSG, "job %016" PRIx64 "; this is job %016" PRIx64, h->job, o->cfg.job);
-    else if (h->attempt < attempt)
-        refuse(call, ST_BADMSG, "attempt %" PRIu32 " < %" PRIu32 ": stale process", h->attempt,
-               attempt);
-    else if (h->attempt > attempt)
-        refuse(call, ST_BADMSG, "attempt %" PRIu32 " > %" PRIu32 ": this oracle is stale",
-               h->attempt, attempt);
-    else if (h->role != ROLE_TRAINER || h->rank >= n_trainers)
-        refuse(call, ST_BADMSG, "plans are for trainers 0 to %" PRIu32, n_trainers - 1);
-    else
-        return true;
+    uint32_t n_trainers = o->cfg.config->cluster.trainers;
+    if (!accept_header(call, h, o->cfg.job, o->cfg.attempt)) return false;
+    if (h->role == ROLE_TRAINER && h->rank < n_trainers) return true;
+    rpc_failf(call, ST_BADMSG, "plans are for trainers 0 to %" PRIu32, n_trainers - 1);
     return false;
 }
 
@@ -208,12 +186,12 @@ static void handle(void *ctx, struct rpc_call *call, enum rpc_method method, con
     struct rpc_header h;
     uint64_t seq;
     if (method != RPC_PLAN) {
-        refuse(call, ST_BADMSG, "this is the oracle; it has no rows");
+        rpc_failf(call, ST_BADMSG, "this is the oracle; it has no rows");
         return;
     }
     enum st st = plan_request_decode(req, len, &h, &seq);
-    if (st == ST_BADMSG) refuse(call, st, "malformed request of %zu bytes", len);
-    else if (st != ST_OK) refuse(call, st, "no memory to read a request of %zu bytes", len);
+    if (st == ST_BADMSG) rpc_failf(call, st, "malformed request of %zu bytes", len);
+    else if (st != ST_OK) rpc_failf(call, st, "no memory to read a request of %zu bytes", len);
     else if (header_check(o, call, &h)) outbox_ask(o->outbox, h.rank, seq, call);
 }
 

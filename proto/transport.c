@@ -1,6 +1,7 @@
 #include "proto/transport.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -67,6 +68,16 @@ void rpc_fail(struct rpc_call *call, enum st st, const char *text)
 {
     CHECK(st > ST_OK && st < ST_N, "a failure has a code");
     call->ops->answer(call, st, NULL, text);
+}
+
+void rpc_failf(struct rpc_call *call, enum st st, const char *fmt, ...)
+{
+    char text[RPC_TEXT_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    rpc_fail(call, st, text);
 }
 
 const char *rpc_method_name(enum rpc_method method)

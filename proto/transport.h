@@ -25,6 +25,8 @@ typedef void rpc_handler(void *ctx, struct rpc_call *call, enum rpc_method metho
 void rpc_reply(struct rpc_call *call, struct msg *reply);                /* takes reply */
 /* `text`: one line for the other side's log, copied. */
 void rpc_fail(struct rpc_call *call, enum st st, const char *text);
+void rpc_failf(struct rpc_call *call, enum st st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Client side. Called once per rpc_send, on a transport thread, a server's or the sender's own, and
  * possibly before rpc_send returns: it must not block and not hold what rpc_send's caller holds.
