@@ -53,14 +53,17 @@ static bool call_link(struct client_call *c)
     return cancelled;
 }
 
-static void call_unlink(struct client_call *c)
+/* Likewise. */
+static bool call_unlink(struct client_call *c)
 {
     struct client_end *p = c->peer;
     pthread_mutex_lock(&p->lock);
     if (c->prev != NULL) c->prev->next = c->next;
     else p->calls = c->next;
     if (c->next != NULL) c->next->prev = c->prev;
+    bool cancelled = p->cancelled;
     pthread_mutex_unlock(&p->lock);
+    return cancelled;
 }
 
 /* What became of the call; *reply only with ST_OK. */
@@ -85,7 +88,10 @@ static void call_done(void *ctx, bool ok)
     struct msg *reply = NULL;
     char text[RPC_TEXT_BYTES];
     enum st st = call_result(c, &reply, text);
-    call_unlink(c);
+    if (call_unlink(c) && c->code == GRPC_STATUS_CANCELLED) {
+        st = ST_CANCELLED; /* by this side: a closing server would be ST_UNAVAILABLE */
+        snprintf(text, sizeof(text), "given up by this side");
+    }
     grpc_call_unref(c->call);
     grpc_byte_buffer_destroy(c->request);
     grpc_byte_buffer_destroy(c->reply); /* NULL ok */

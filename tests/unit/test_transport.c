@@ -115,6 +115,25 @@ static void a_late_failure_is_dropped_too(void **state)
     assert_true(echo_ok(e->peer, 1, 100));
 }
 
+static void a_peer_that_gives_up_hears_of_all_its_calls_at_once(void **state)
+{
+    struct rpc_env *e = *state;
+    struct result before = RESULT_INIT, after = RESULT_INIT;
+    rpc_send(e->peer, RPC_WRITE_BACK, msg_copy("x", 1), LONG_MS, result_done, &before);
+    rpc_env_wait_parked(e, 1);
+    uint64_t start = clock_now_ns();
+    rpc_peer_cancel(e->peer);
+    result_wait(&before);
+    assert_int_equal(before.st, ST_CANCELLED);
+    rpc_send(e->peer, RPC_FETCH, msg_copy("y", 1), LONG_MS, result_done, &after);
+    result_wait(&after);
+    assert_int_equal(after.st, ST_CANCELLED);
+    assert_in_range((clock_now_ns() - start) / 1000000, 0, LONG_MS / 2); /* not the deadline */
+    rpc_reply(e->parked[0], e->parked_reply[0]); /* too late, and harmless */
+    assert_int_equal(result_calls(&before), 1);
+    assert_int_equal(result_calls(&after), 1);
+}
+
 static void every_failure_arrives_as_it_was_sent(void **state)
 {
     struct rpc_env *e = *state;
@@ -313,6 +332,7 @@ enum { GRPC_TOO = 1 };
     CASE(kind, many_threads_share_one_peer),                                     \
     CASE(kind, a_call_that_nobody_answers_ends_at_its_deadline),                 \
     CASE(kind, a_late_failure_is_dropped_too),                                   \
+    CASE(kind, a_peer_that_gives_up_hears_of_all_its_calls_at_once),             \
     CASE(kind, every_failure_arrives_as_it_was_sent),                            \
     CASE(kind, a_server_that_is_gone_is_unavailable_or_times_out),               \
     CASE(kind, closing_a_server_ends_its_calls_once),                            \
