@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +14,9 @@ enum { LINE_BYTES = 1024 };
 static char role_name[32];
 static void (*line_sink)(void *ctx, const char *line);
 static void *sink_ctx;
+
+/* A progress line stands on the terminal. Relaxed: at worst a line begins one too low. */
+static atomic_bool progress_shown;
 
 void log_set_role(const char *role)
 {
@@ -40,9 +45,22 @@ static void emit(const char *kind, const char *where, const char *fmt, va_list a
         line_sink(sink_ctx, line);
         return;
     }
+    if (atomic_exchange_explicit(&progress_shown, false, memory_order_relaxed))
+        fputc('\n', stderr); /* unbuffered */
     line[n++] = '\n';
     ssize_t put = write(STDERR_FILENO, line, n);
     (void)put; /* standard error is the last resort: nobody is left to tell */
+}
+
+void log_progress(const char *line)
+{
+    if (line != NULL) {
+        fprintf(stderr, "\r%s\033[K", line);
+        atomic_store_explicit(&progress_shown, true, memory_order_relaxed);
+    } else if (atomic_exchange_explicit(&progress_shown, false, memory_order_relaxed)) {
+        fputc('\n', stderr);
+    }
+    fflush(stderr);
 }
 
 enum st log_fail(enum st st, const char *where, const char *fmt, ...)

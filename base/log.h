@@ -16,6 +16,10 @@ enum st log_open_failed(const char *path);
 /* "chanter: WHERE: ..." for things a user should know that stop nothing. Any thread. */
 void log_note(const char *where, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Progress on a terminal: a line on standard error that the next one replaces; NULL: no more. Lines
+ * of log_fail and log_note begin below it. One thread. */
+void log_progress(const char *line);
+
 /* Name put behind "chanter" in each line ("chanter: trainer 1: ..."); NULL for none. Kept by
  * copy (31 bytes). Call before threads start. */
 void log_set_role(const char *role);

@@ -84,6 +84,10 @@ void role_signals(void)
 {
     sigset_t set = stop_signals();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+void role_die_with_parent(void)
+{
     prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 

@@ -35,9 +35,10 @@ MUST_USE enum st role_open(int argc, char **argv, const char *program, const cha
                            const struct option *own, size_t n_own, struct role_args *out);
 void role_close(struct role_args *a);
 
-/* Before any thread starts: SIGTERM and SIGINT wait for role_stopped from here on, and SIGTERM
- * comes when the parent dies, so that no orphan stays. */
+/* Before any thread starts: SIGTERM and SIGINT wait for role_stopped from here on. */
 void role_signals(void);
+/* SIGTERM comes when the parent dies, so that no orphan of a job stays. */
+void role_die_with_parent(void);
 /* Has a signal asked to stop? Waits for one up to `timeout_ns`. */
 int role_stopped(uint64_t timeout_ns);
 /* "ready ADDRESS" on standard output: whoever started this process reads it. */

@@ -42,6 +42,7 @@ int main(int argc, char **argv)
     snprintf(role, sizeof(role), "server %" PRIu64, serve.rank);
     log_set_role(role);
     role_signals();
+    role_die_with_parent();
     st = run(&args, &serve);
     role_close(&args);
     return st_exit_code(st);

@@ -1,8 +1,11 @@
+#define _DEFAULT_SOURCE /* flock */
 #include "launch/job.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/options.h"
+#include "data/source.h"
 
 enum { PATH_BYTES = 4096 };
 
@@ -31,6 +35,42 @@ static enum st make_dirs(const char *dir)
     return ST_OK;
 }
 
+/* Locked as long as the job lives, whatever way it ends; its processes do not inherit it. */
+static enum st lock_dir(const char *dir, int *out)
+{
+    char path[PATH_BYTES], pid[16] = "?";
+    snprintf(path, sizeof(path), "%s/lock", dir);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return log_fail(ST_CANTCREATE, path, "%s", strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
+        if (n > 0) pid[strspn(pid, "0123456789")] = '\0';
+        close(fd);
+        return log_fail(ST_UNAVAILABLE, dir, "a job is running there (pid %s); give --run-dir "
+                        "another name", pid);
+    }
+    int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n) {
+        close(fd);
+        return log_fail(ST_IO, path, "%s", strerror(errno));
+    }
+    *out = fd;
+    return ST_OK;
+}
+
+/* Would the data open? Asked before anything is made or started. */
+static enum st look_at_data(const struct config *c)
+{
+    struct source *s;
+    enum st st = source_open(c, 0, &s);
+    if (st != ST_OK) return st;
+    source_close(s);
+    if (c->data.train_rows == 0 && c->data.eval_path == NULL) return ST_OK;
+    st = source_open(c, 1, &s);
+    if (st == ST_OK) source_close(s);
+    return st;
+}
+
 /* What a run leaves behind: its mark first, so that a half-removed one still shows. */
 static const char *const RUN_FILES[] = {"final.safetensors", "final.state.safetensors",
                                         "init.safetensors", "model.json", "metrics.jsonl"};
@@ -38,8 +78,9 @@ static const char *const RUN_FILES[] = {"final.safetensors", "final.state.safete
 static enum st clear_old_run(const char *dir, bool overwrite)
 {
     char path[PATH_BYTES];
+    struct stat mark; /* of a run that got so far as its first iteration */
     snprintf(path, sizeof(path), "%s/metrics.jsonl", dir);
-    if (access(path, F_OK) == 0 && !overwrite)
+    if (stat(path, &mark) == 0 && mark.st_size > 0 && !overwrite)
         return log_fail(ST_CANTCREATE, dir, "holds a run already; give --run-dir another name, or "
                         "--overwrite to lose it");
     for (size_t i = 0; i < sizeof(RUN_FILES) / sizeof(RUN_FILES[0]); i++) {
@@ -50,17 +91,23 @@ static enum st clear_old_run(const char *dir, bool overwrite)
     return ST_OK;
 }
 
-static enum st prepare_dir(const struct config *c, bool overwrite)
+static enum st prepare_dir(const struct config *c, bool overwrite, int *lock)
 {
+    enum st st;
     char path[PATH_BYTES];
-    enum st st = make_dirs(c->run.dir);
-    if (st == ST_OK) st = clear_old_run(c->run.dir, overwrite);
-    if (st != ST_OK) return st;
+    TRY(make_dirs(c->run.dir), err);
+    TRY(lock_dir(c->run.dir, lock), err);
+    TRY(clear_old_run(c->run.dir, overwrite), err_lock);
     snprintf(path, sizeof(path), "%s/config.yaml", c->run.dir);
-    return config_write(c, path);
+    TRY(config_write(c, path), err_lock);
+    return ST_OK;
+
+err_lock: close(*lock);
+err:      return st;
 }
 
-enum st job_open(const char *program, const char *help, int argc, char **argv, struct job *out)
+enum st job_open(const char *program, const char *help, enum transport_kind transport, int argc,
+                 char **argv, struct job *out)
 {
     struct config_args args = {0};
     bool overwrite = false, quiet = false;
@@ -76,21 +123,25 @@ enum st job_open(const char *program, const char *help, int argc, char **argv, s
     enum st st;
     TRY(options_parse(&o, argc, argv), err);
     TRY(config_args_open(&args, path, &j.config), err);
-    TRY(prepare_dir(j.config, overwrite), err_config);
+    j.config->cluster.transport = transport;
+    TRY(look_at_data(j.config), err_config);
+    TRY(prepare_dir(j.config, overwrite, &j.lock), err_config);
     if (getrandom(&j.id, sizeof(j.id), 0) != (ssize_t)sizeof(j.id)) {
         st = log_fail(ST_INTERNAL, NULL, "no random number to be had: %s", strerror(errno));
-        goto err_config;
+        goto err_lock;
     }
     j.quiet = quiet;
     *out = j;
     return ST_OK;
 
+err_lock:   close(j.lock);
 err_config: config_close(j.config);
 err:        return st;
 }
 
 void job_close(struct job *j)
 {
+    close(j->lock);
     config_close(j->config);
 }
 

@@ -11,16 +11,18 @@
 #include "trainer/pipeline.h"
 
 struct job {
-    struct config *config;    /* owned */
-    uint64_t id;              /* random */
-    bool quiet;               /* no progress */
+    struct config *config;    /* owned                                       */
+    uint64_t id;              /* random                                      */
+    bool quiet;               /* no progress                                 */
+    int lock;                 /* descriptor: one job at a time in a directory */
 };
 
 /* Parse the command line of `program` ("chanter train"; `help` says what it does), read the
- * configuration, make the run directory and write config.yaml there. A directory that holds a run
+ * configuration and look at its data; then make the run directory, lock it against other jobs and
+ * write config.yaml there, with the transport that the command uses. A directory that holds a run
  * already is refused unless --overwrite is given. ST_END: --help. */
-MUST_USE enum st job_open(const char *program, const char *help, int argc, char **argv,
-                          struct job *out);
+MUST_USE enum st job_open(const char *program, const char *help, enum transport_kind transport,
+                          int argc, char **argv, struct job *out);
 void job_close(struct job *j);
 /* How progress is to be shown: lines that replace each other on a terminal, plain ones elsewhere. */
 enum progress_mode job_progress(const struct job *j);

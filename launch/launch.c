@@ -214,7 +214,7 @@ enum st launch_main(int argc, char **argv)
     struct job job;
     enum st st = job_open("chanter launch",
                           "Trains as processes on this machine: an oracle, embedding servers, and "
-                          "trainers under mpirun.", argc, argv, &job);
+                          "trainers under mpirun.", TRANSPORT_GRPC, argc, argv, &job);
     if (st != ST_OK) return st;
     st = run_cluster(&job);
     job_close(&job);

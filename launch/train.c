@@ -8,11 +8,15 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "config/role.h"
 #include "embserver/service.h"
 #include "launch/job.h"
 #include "oracle/oracle.h"
 #include "trainer/comm.h"
 #include "trainer/metrics.h"
+
+/* How late the end of the run is noticed at most: little against a run. */
+static const uint64_t SIGNAL_POLL_NS = 10000000;
 
 struct embedded;
 
@@ -36,7 +40,6 @@ struct embedded {
     uint32_t n_ranks;               /* started */
 
     pthread_mutex_t lock;           /* guards what follows */
-    pthread_cond_t moved;
     uint32_t running;
     enum st failed;                 /* first failure */
 };
@@ -49,7 +52,6 @@ static void *rank_main(void *p)
     pthread_mutex_lock(&e->lock);
     if (st != ST_OK && e->failed == ST_OK) e->failed = st;
     e->running--;
-    pthread_cond_signal(&e->moved);
     pthread_mutex_unlock(&e->lock);
     return NULL;
 }
@@ -101,13 +103,26 @@ static void close_roles(struct embedded *e)
     }
 }
 
+/* Until all have ended, one has failed, or a signal comes. */
+static enum st wait_for_ranks(struct embedded *e)
+{
+    enum st st = ST_OK;
+    uint32_t running = 1;
+    while (running > 0 && st == ST_OK) {
+        if (role_stopped(SIGNAL_POLL_NS))
+            return log_fail(ST_CANCELLED, NULL, "stopped by a signal; the run is not complete");
+        pthread_mutex_lock(&e->lock);
+        running = e->running;
+        st = e->failed;
+        pthread_mutex_unlock(&e->lock);
+    }
+    return st;
+}
+
 /* Wait for all ranks; when one fails, end what the others wait for. */
 static enum st join_ranks(struct embedded *e)
 {
-    pthread_mutex_lock(&e->lock);
-    while (e->running > 0 && e->failed == ST_OK) pthread_cond_wait(&e->moved, &e->lock);
-    enum st st = e->failed;
-    pthread_mutex_unlock(&e->lock);
+    enum st st = wait_for_ranks(e);
     if (st != ST_OK) {
         atomic_store(&e->over, true);
         if (e->n_ranks > 0) comm_local_abort(e->comm[0]);
@@ -127,7 +142,6 @@ static enum st allocate(struct embedded *e)
     if (e->server == NULL || e->address == NULL || e->comm == NULL || e->rank == NULL)
         return ST_NOMEM;
     pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->moved, NULL);
     return ST_OK;
 }
 
@@ -152,7 +166,6 @@ err_roles:
     close_roles(&e);
     transport_close(e.transport);
 err_locks:
-    pthread_cond_destroy(&e.moved);
     pthread_mutex_destroy(&e.lock);
 err_memory:
     mem_free(e.rank);
@@ -167,8 +180,9 @@ enum st train_main(int argc, char **argv)
     struct job job;
     enum st st = job_open("chanter train",
                           "Trains in this process: oracle, servers and trainers as threads.",
-                          argc, argv, &job);
+                          TRANSPORT_LOCAL, argc, argv, &job);
     if (st != ST_OK) return st;
+    role_signals();
     st = run_embedded(&job);
     job_close(&job);
     return st;

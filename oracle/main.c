@@ -52,6 +52,7 @@ int main(int argc, char **argv)
     if (st != ST_OK) return st == ST_END ? 0 : st_exit_code(st);
     log_set_role("oracle");
     role_signals();
+    role_die_with_parent();
     st = run(&args, &serve);
     role_close(&args);
     return st_exit_code(st);

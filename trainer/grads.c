@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/row.h"
 
 enum st grads_init(struct grads *g, struct device *device, struct lanes *lanes, uint32_t dim,
                    uint64_t cap_rows)
@@ -195,7 +196,8 @@ err:
     return st;
 }
 
-enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, uint32_t stride)
+enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, uint32_t stride,
+                    const uint64_t *slot_row)
 {
     enum st st = ST_OK;
     uint32_t bad = 0;
@@ -208,10 +210,12 @@ enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, u
     TRY(lanes_run(g->lanes, (n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, sum_rows, g), err);
     st = g->device->ops->row_update(g->device, opt, table, stride, g->dim,
                                     group_slots(&g->by_row), g->sum, n_rows, &bad);
-    if (st == ST_DATA)
-        log_fail(st, "train", "iteration %lld: the gradient of a row (slot %u) is not finite; "
+    if (st == ST_DATA) {
+        uint64_t id = slot_row[group_slots(&g->by_row)[bad]];
+        log_fail(st, "train", "iteration %lld: the gradient of row %llu of table %u is not finite; "
                  "lower train.learning_rate or look for extreme values in the data",
-                 (long long)g->iteration, group_slots(&g->by_row)[bad]);
+                 (long long)g->iteration, (unsigned long long)row_number(id), row_table(id));
+    }
     g->n = 0;
 err:
     return st;

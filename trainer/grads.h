@@ -42,8 +42,8 @@ MUST_USE enum st grads_collect(struct grads *g, const struct plan *plan, uint32_
                                const struct step *s, enum grads_class class,
                                struct exchange_job *job);
 /* After the exchange: sum each row's contributions in tree order and step the optimizer. A
- * gradient that is not finite stops with ST_DATA, logged. */
+ * gradient that is not finite stops with ST_DATA, logged with the row: slot_row[slot] is its id. */
 MUST_USE enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table,
-                             uint32_t stride);
+                             uint32_t stride, const uint64_t *slot_row);
 
 #endif

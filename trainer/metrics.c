@@ -45,7 +45,7 @@ enum st metrics_open(const char *dir, enum progress_mode mode, uint64_t iteratio
 void metrics_close(struct metrics *m)
 {
     if (m == NULL) return;
-    if (m->mode == PROGRESS_TTY) fputc('\n', stderr);
+    if (m->mode == PROGRESS_TTY) log_progress(NULL);
     fclose(m->file);
     mem_free(m);
 }
@@ -75,13 +75,14 @@ static void show(struct metrics *m, int64_t i, double loss)
     uint64_t every = tty ? TTY_EVERY_NS : PLAIN_EVERY_NS;
     if (m->mode == PROGRESS_NONE || (now - m->shown_ns < every && !last && m->done != 1)) return;
     m->shown_ns = now;
-    char of[32] = "", auc[32] = "", speed[96];
+    char of[32] = "", auc[32] = "", speed[96], line[256];
     if (m->iterations != 0) snprintf(of, sizeof(of), "/%llu", (unsigned long long)m->iterations);
     if (!isnan(m->auc)) snprintf(auc, sizeof(auc), "  auc %.4f", m->auc);
     speed_text(m, (double)(now - m->start_ns) * 1e-9, speed, sizeof(speed));
-    fprintf(stderr, "%siteration %lld%s  loss %.5f%s%s%s", tty ? "\r" : "", (long long)i + 1, of,
-            loss, auc, speed, tty ? "\033[K" : "\n");
-    fflush(stderr);
+    snprintf(line, sizeof(line), "iteration %lld%s  loss %.5f%s%s", (long long)i + 1, of, loss,
+             auc, speed);
+    if (tty) log_progress(line);
+    else fprintf(stderr, "%s\n", line);
 }
 
 enum st metrics_train(struct metrics *m, int64_t i, double loss, uint32_t samples,

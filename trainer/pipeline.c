@@ -43,6 +43,7 @@ struct trainer {
     uint64_t cap_rows;
     uint32_t stride;               /* floats of a record: D + state                    */
     float *table;                  /* device [cap_rows][stride]: the row cache         */
+    uint64_t *slot_row;            /* [cap_rows] id of the row owned there, for errors */
 
     struct exchange *exchange;
     struct prefetch *prefetch;
@@ -71,7 +72,7 @@ static enum st deferred_finish(struct trainer *t)
     struct deferred *d = &t->deferred[t->flying];
     struct opt_step opt = opt_of(t->config);
     enum st st = exchange_wait(t->exchange, &d->job);
-    if (st == ST_OK) st = grads_apply(&d->grads, &opt, t->table, t->stride);
+    if (st == ST_OK) st = grads_apply(&d->grads, &opt, t->table, t->stride, t->slot_row);
     exchange_job_reset(&d->job, "deferred exchange");
     return st;
 }
@@ -108,6 +109,13 @@ static enum st install_values(struct trainer *t)
     return st;
 }
 
+static void name_slots(struct trainer *t, const struct plan *plan)
+{
+    const struct plan_fetch *f = &plan->fetch;
+    for (uint32_t i = 0; i < f->n; i++)
+        if (f->owned[i]) t->slot_row[f->slot[i]] = f->row_id[i];
+}
+
 static enum st boundary(struct trainer *t, struct ticket *ticket, uint64_t *waited_ns)
 {
     enum st st = ST_OK;
@@ -122,6 +130,7 @@ static enum st boundary(struct trainer *t, struct ticket *ticket, uint64_t *wait
     TRY(wait_rows(t, ticket, waited_ns), err);
     TRY(prefetch_install(t->prefetch, ticket, t->device, t->table, t->stride), err);
 #endif
+    name_slots(t, plan);
     TRY(install_values(t), err);
     TRY(deferred_start(t, plan), err);
 err:
@@ -144,7 +153,7 @@ static enum st exchange_urgent(struct trainer *t, const struct plan *plan)
     TRY(exchange_wait(t->exchange, &t->urgent_1), err);
 
     TRY(dense_gather(&t->dense, plan->batch_total, &t->urgent_2), err);
-    TRY(grads_apply(&t->urgent, &opt, t->table, t->stride), err);
+    TRY(grads_apply(&t->urgent, &opt, t->table, t->stride, t->slot_row), err);
     TRY(values_collect(&t->urgent_values, plan, VALUES_URGENT, t->device, t->table, t->stride,
                        t->config->model.dim, &t->urgent_2), err);
     TRY(exchange_start(t->exchange, &t->urgent_2), err);
@@ -336,7 +345,8 @@ static enum st open_compute(struct trainer *t)
     evaluate_init(&t->evaluate, t->step);
     t->stride = c->model.dim + config_row_state(c->train.optimizer, c->model.dim);
     t->table = t->device->ops->alloc(t->device, t->cap_rows * t->stride * sizeof(float));
-    if (t->table == NULL)
+    t->slot_row = mem_map(t->cap_rows * sizeof(*t->slot_row));
+    if (t->table == NULL || t->slot_row == NULL)
         return log_fail(ST_NOMEM, "cluster.cache_rows", "no memory for %llu rows of %u bytes; "
                         "lower it", (unsigned long long)t->cap_rows, t->stride * 4);
     TRY(grads_init(&t->urgent, t->device, t->lanes, c->model.dim, t->cap_rows), err);
@@ -383,6 +393,7 @@ static void close_compute(struct trainer *t)
     exchange_job_fini(&t->urgent_2);
     if (t->device != NULL)
         t->device->ops->free(t->device, t->table, t->cap_rows * t->stride * sizeof(float));
+    mem_unmap(t->slot_row, t->cap_rows * sizeof(*t->slot_row));
     evaluate_fini(&t->evaluate);
     dense_fini(&t->dense);
     step_close(t->step);
