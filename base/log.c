@@ -15,6 +15,9 @@ static char role_name[32];
 static void (*line_sink)(void *ctx, const char *line);
 static void *sink_ctx;
 
+/* An error was logged. Relaxed: read at the end, when threads have been joined. */
+static atomic_bool error_said;
+
 /* A progress line stands on the terminal. Relaxed: at worst a line begins one too low. */
 static atomic_bool progress_shown;
 
@@ -71,7 +74,16 @@ enum st log_fail(enum st st, const char *where, const char *fmt, ...)
     va_start(ap, fmt);
     emit(kind, where, fmt, ap);
     va_end(ap);
+    atomic_store_explicit(&error_said, true, memory_order_relaxed);
     return st;
+}
+
+int log_exit_code(enum st st)
+{
+    if (st != ST_OK && !atomic_load_explicit(&error_said, memory_order_relaxed))
+        log_fail(st, NULL, "%s", st == ST_NOMEM ? "out of memory; free some, or lower "
+                 "cluster.cache_rows or train.global_batch" : "stopped without a reason given");
+    return st_exit_code(st);
 }
 
 enum st log_open_failed(const char *path)

@@ -10,6 +10,9 @@
  * Any thread; one write a line. */
 enum st log_fail(enum st st, const char *where, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* For the end of main: the exit code of `st`, after a line that at least names it when nothing was
+ * logged before (out of memory deep inside). */
+int log_exit_code(enum st st);
 /* A file could not be opened, errno says why: "no such file" and ST_NOINPUT, "permission denied" and
  * ST_PERM, otherwise ST_IO. Any thread. */
 enum st log_open_failed(const char *path);

@@ -54,6 +54,20 @@ static void dispatch(struct embserver *s, struct task *t, uint32_t shard)
     shard_push(s->shard[shard - first], t);
 }
 
+/* Rows move between servers and the job's trainers only, a bounded number at a time. False: refused. */
+static bool rows_accept(const struct embserver *s, struct rpc_call *call,
+                        const struct rpc_header *h, uint32_t n, uint32_t row_floats)
+{
+    uint32_t trainers = s->cfg.config->cluster.trainers, most = codec_max_rows(row_floats);
+    if (h->role != ROLE_TRAINER || h->rank >= trainers)
+        rpc_failf(call, ST_BADMSG, "rows are for trainers 0 to %" PRIu32, trainers - 1);
+    else if (n == 0 || n > most)
+        rpc_failf(call, ST_BADMSG, "%" PRIu32 " rows in the request; want 1 to %" PRIu32, n, most);
+    else
+        return true;
+    return false;
+}
+
 static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method method,
                     const uint8_t *req, size_t len)
 {
@@ -73,12 +87,9 @@ static void on_rows(struct embserver *s, struct rpc_call *call, enum rpc_method 
         mem_free(t);
         return;
     }
-    bool good = accept_header(call, &h, s->cfg.job, s->cfg.attempt);
-    if (good && (fetch ? t->fetch.n : t->put.n) == 0) {
-        rpc_failf(call, ST_BADMSG, "no rows in the request");
-        good = false;
-    }
-    if (!good) {
+    if (!accept_header(call, &h, s->cfg.job, s->cfg.attempt) ||
+        !rows_accept(s, call, &h, fetch ? t->fetch.n : t->put.n,
+                     fetch && !t->fetch.owned ? s->store.dim : s->store.dim + s->store.state)) {
         mem_free(t);
         return;
     }

@@ -71,7 +71,7 @@ int command_main(const struct command *table, size_t n, int argc, char **argv)
     enum st st = dispatch(table, n, argc, argv);
     if (st == ST_END) st = ST_OK; /* --help */
     /* Results that never reached the file or pipe they were sent to are not results (I5). */
-    if (fflush(stdout) != 0 && st == ST_OK)
+    if ((fflush(stdout) != 0 || ferror(stdout)) && st == ST_OK)
         st = log_fail(ST_IO, NULL, "cannot write to standard output");
-    return st_exit_code(st);
+    return log_exit_code(st);
 }

@@ -72,8 +72,10 @@ static enum st look_at_data(const struct config *c)
 }
 
 /* What a run leaves behind: its mark first, so that a half-removed one still shows. */
-static const char *const RUN_FILES[] = {"final.safetensors", "final.state.safetensors",
-                                        "init.safetensors", "model.json", "metrics.jsonl"};
+static const char *const RUN_FILES[] = {
+    "final.safetensors", "final.safetensors.part", "final.state.safetensors",
+    "final.state.safetensors.part", "init.safetensors", "init.safetensors.part", "model.json",
+    "metrics.jsonl"};
 
 static enum st clear_old_run(const char *dir, bool overwrite)
 {

@@ -4,22 +4,26 @@
 #define _GNU_SOURCE
 #include "launch/launch.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <libgen.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "launch/job.h"
 #include "launch/process.h"
 
-enum { READY_MS = 30000, GRACE_MS = 5000, ADDRESS_BYTES = 64, ARG_BYTES = 32 };
+enum { READY_MS = 30000, START_MS = 60000, GRACE_MS = 5000, ADDRESS_BYTES = 64, ARG_BYTES = 32 };
 /* Trainers end by themselves when a role they need is gone, and say what they saw. mpirun must not
  * be signalled while it sees to that. */
 enum { LEAVE_MS = 2000 };
@@ -31,11 +35,14 @@ struct cluster {
     char config_path[PATH_MAX];
     char trainer_path[PATH_MAX + ARG_BYTES];
     char job_hex[ARG_BYTES];
+    char shm_dir[ARG_BYTES + 32];  /* MPI's segments: removed whatever ends the trainers */
+    char started_path[PATH_MAX];   /* rank 0 makes it: the trainers have started         */
     uint32_t n_servers;
     struct process *server;        /* [n_servers] */
     char (*address)[ADDRESS_BYTES];/* [n_servers] */
     char *servers;                 /* all addresses, comma between */
     struct process oracle, trainers;
+    uint64_t start_by_ns;          /* the trainers have to have started by then          */
     char oracle_address[ADDRESS_BYTES];
 };
 
@@ -49,7 +56,10 @@ static enum st find_programs(struct cluster *c)
     snprintf(c->bin, sizeof(c->bin), "%s", dirname(self));
     int len = snprintf(c->config_path, sizeof(c->config_path), "%s/config.yaml",
                        c->config->run.dir);
-    if (len >= (int)sizeof(c->config_path)) return log_fail(ST_CONFIG, "run.dir", "is too long");
+    int more = snprintf(c->started_path, sizeof(c->started_path), "%s/metrics.jsonl",
+                        c->config->run.dir);
+    if (len >= (int)sizeof(c->config_path) || more >= (int)sizeof(c->started_path))
+        return log_fail(ST_CONFIG, "run.dir", "is too long");
     snprintf(c->trainer_path, sizeof(c->trainer_path), "%s/chanter-trainer", c->bin);
     if (access(c->trainer_path, X_OK) != 0) /* mpirun would not say so: it is quiet */
         return log_fail(ST_NOINPUT, c->trainer_path, "%s", strerror(errno));
@@ -65,56 +75,6 @@ static enum st start_role(struct cluster *c, struct process *p, const char *prog
     char *argv[] = {path, "--config", c->config_path, "--job", c->job_hex, "--rank", rank_text,
                     NULL};
     return process_start(p, name, argv, 1);
-}
-
-static enum st start_roles(struct cluster *c)
-{
-    enum st st = ST_OK;
-    for (uint32_t s = 0; s < c->n_servers && st == ST_OK; s++) {
-        char name[ARG_BYTES];
-        snprintf(name, sizeof(name), "server %u", s);
-        st = start_role(c, &c->server[s], "chanter-embserver", name, s);
-    }
-    if (st == ST_OK) st = start_role(c, &c->oracle, "chanter-oracle", "oracle", 0);
-    for (uint32_t s = 0; s < c->n_servers && st == ST_OK; s++) {
-        st = process_ready(&c->server[s], READY_MS, c->address[s], ADDRESS_BYTES);
-        if (s > 0) strcat(c->servers, ",");
-        strcat(c->servers, c->address[s]);
-    }
-    if (st == ST_OK)
-        st = process_ready(&c->oracle, READY_MS, c->oracle_address, ADDRESS_BYTES);
-    return st;
-}
-
-static enum st start_trainers(struct cluster *c)
-{
-    static const char *const MODE[] = {[PROGRESS_NONE] = "none", [PROGRESS_PLAIN] = "plain",
-                                       [PROGRESS_TTY] = "tty"};
-    char ranks[ARG_BYTES];
-    snprintf(ranks, sizeof(ranks), "%u", c->config->cluster.trainers);
-    /* Ranks share the cores with servers and each other: nothing is bound, waiting yields. Shared
-     * memory without the kernel's single-copy call, which containers often forbid. mpirun is
-     * quiet because the trainers and this process say what there is to say. */
-    char *argv[] = {"mpirun", "--quiet", "-np", ranks, "--oversubscribe", "--bind-to", "none",
-                    "--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "self,vader",
-                    "--mca", "btl_vader_single_copy_mechanism", "none",
-                    c->trainer_path, "--config", c->config_path, "--job", c->job_hex,
-                    "--oracle", c->oracle_address, "--servers", c->servers,
-                    "--progress", (char *)MODE[job_progress(c->job)], NULL};
-    if (geteuid() == 0) {
-        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    }
-    return process_start(&c->trainers, "trainers", argv, 0);
-}
-
-static struct process *process_of(struct cluster *c, pid_t pid)
-{
-    if (pid == c->trainers.pid) return &c->trainers;
-    if (pid == c->oracle.pid) return &c->oracle;
-    for (uint32_t s = 0; s < c->n_servers; s++)
-        if (pid == c->server[s].pid) return &c->server[s];
-    return NULL;
 }
 
 /* Which status an exit code of a child stands for: the first that has the code. */
@@ -139,9 +99,80 @@ static enum st ended_early(const struct process *p)
                     "line above says why", code);
 }
 
+static enum st wait_ready(struct process *p, char *address)
+{
+    enum st st = process_ready(p, READY_MS, address, ADDRESS_BYTES);
+    if (st != ST_END) return st;
+    if (!process_wait(p, GRACE_MS)) return log_fail(ST_UNAVAILABLE, p->name, "gave up");
+    return ended_early(p);
+}
+
+static enum st start_roles(struct cluster *c)
+{
+    enum st st = ST_OK;
+    for (uint32_t s = 0; s < c->n_servers && st == ST_OK; s++) {
+        char name[ARG_BYTES];
+        snprintf(name, sizeof(name), "server %u", s);
+        st = start_role(c, &c->server[s], "chanter-embserver", name, s);
+    }
+    if (st == ST_OK) st = start_role(c, &c->oracle, "chanter-oracle", "oracle", 0);
+    for (uint32_t s = 0; s < c->n_servers && st == ST_OK; s++) {
+        st = wait_ready(&c->server[s], c->address[s]);
+        if (s > 0) strcat(c->servers, ",");
+        strcat(c->servers, c->address[s]);
+    }
+    return st == ST_OK ? wait_ready(&c->oracle, c->oracle_address) : st;
+}
+
+static enum st start_trainers(struct cluster *c)
+{
+    static const char *const MODE[] = {[PROGRESS_NONE] = "none", [PROGRESS_PLAIN] = "plain",
+                                       [PROGRESS_TTY] = "tty"};
+    char ranks[ARG_BYTES];
+    snprintf(ranks, sizeof(ranks), "%u", c->config->cluster.trainers);
+    /* Ranks share the cores with servers and each other: nothing is bound, waiting yields. Shared
+     * memory without the kernel's single-copy call, which containers often forbid. mpirun is
+     * quiet because the trainers and this process say what there is to say. */
+    char *argv[] = {"mpirun", "--quiet", "-np", ranks, "--oversubscribe", "--bind-to", "none",
+                    "--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "self,vader",
+                    "--mca", "btl_vader_single_copy_mechanism", "none",
+                    "--mca", "btl_vader_backing_directory", c->shm_dir,
+                    c->trainer_path, "--config", c->config_path, "--job", c->job_hex,
+                    "--oracle", c->oracle_address, "--servers", c->servers,
+                    "--progress", (char *)MODE[job_progress(c->job)], NULL};
+    if (geteuid() == 0) {
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    }
+    if (mkdir(c->shm_dir, 0700) != 0)
+        return log_fail(ST_CANTCREATE, c->shm_dir, "%s", strerror(errno));
+    c->start_by_ns = clock_now_ns() + (uint64_t)START_MS * 1000000u;
+    return process_start(&c->trainers, "trainers", argv, 0);
+}
+
+static struct process *process_of(struct cluster *c, pid_t pid)
+{
+    if (pid == c->trainers.pid) return &c->trainers;
+    if (pid == c->oracle.pid) return &c->oracle;
+    for (uint32_t s = 0; s < c->n_servers; s++)
+        if (pid == c->server[s].pid) return &c->server[s];
+    return NULL;
+}
+
+/* Has rank 0 begun? mpirun may stay and never start a rank. */
+static enum st check_started(struct cluster *c, bool *started)
+{
+    *started = *started || access(c->started_path, F_OK) == 0;
+    if (*started || clock_now_ns() < c->start_by_ns) return ST_OK;
+    return log_fail(ST_TIMEOUT, c->trainers.name, "have not started in %d s; `chanter check` may "
+                    "say why", START_MS / 1000);
+}
+
 /* Until the trainers have ended, or anything else does. */
 static enum st watch(struct cluster *c)
 {
+    const struct timespec look = {1, 0};
+    bool started = false;
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
@@ -157,10 +188,26 @@ static enum st watch(struct cluster *c)
             if (p == &c->trainers && process_code(p) == 0) return ST_OK;
             return ended_early(p);
         }
-        int sig = pid > 0 ? 0 : sigwaitinfo(&set, NULL);
+        int sig = pid > 0 ? 0 : sigtimedwait(&set, NULL, &look);
         if (sig == SIGTERM || sig == SIGINT)
             return log_fail(ST_CANCELLED, NULL, "stopped by a signal; the run is not complete");
+        enum st st = check_started(c, &started);
+        if (st != ST_OK) return st;
     }
+}
+
+/* What MPI has left there: nothing, unless it was killed. */
+static void remove_shm(const struct cluster *c)
+{
+    char path[sizeof(c->shm_dir) + NAME_MAX + 2];
+    DIR *d = opendir(c->shm_dir);
+    if (d == NULL) return;
+    for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
+        snprintf(path, sizeof(path), "%s/%s", c->shm_dir, e->d_name);
+        if (e->d_name[0] != '.') unlink(path);
+    }
+    closedir(d);
+    rmdir(c->shm_dir);
 }
 
 static void stop_all(struct cluster *c, enum st st)
@@ -169,6 +216,7 @@ static void stop_all(struct cluster *c, enum st st)
     process_stop(&c->trainers, GRACE_MS);
     process_stop(&c->oracle, GRACE_MS);
     for (uint32_t s = 0; s < c->n_servers; s++) process_stop(&c->server[s], GRACE_MS);
+    remove_shm(c);
 }
 
 /* SIGCHLD and the stop signals come through sigwaitinfo only. */
@@ -194,6 +242,7 @@ static enum st run_cluster(const struct job *job)
     if (c.server == NULL || c.address == NULL || c.servers == NULL) goto err;
     for (uint32_t s = 0; s < c.n_servers; s++) c.server[s].out = -1;
     snprintf(c.job_hex, sizeof(c.job_hex), "%llx", (unsigned long long)job->id);
+    snprintf(c.shm_dir, sizeof(c.shm_dir), "/dev/shm/chanter-%s", c.job_hex);
     block_signals();
     TRY(find_programs(&c), err);
     TRY(start_roles(&c), err_stop);

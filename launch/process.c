@@ -56,7 +56,7 @@ static enum st read_line(struct process *p, uint64_t until_ns, char *line, size_
         if (now >= until_ns || poll(&pfd, 1, (int)((until_ns - now) / 1000000) + 1) == 0)
             return log_fail(ST_TIMEOUT, p->name, "is not ready in time");
         ssize_t got = read(p->out, line + n, 1);
-        if (got == 0) return log_fail(ST_UNAVAILABLE, p->name, "ended before it was ready");
+        if (got == 0) return ST_END;
         if (got < 0) {
             if (errno == EINTR) continue;
             return log_fail(ST_IO, p->name, "%s", strerror(errno));

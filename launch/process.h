@@ -18,8 +18,8 @@ struct process {
 /* argv[0] is the path; searched for in PATH when it has no slash. `piped`: read its standard output
  * through `out`. The child dies with this process (PR_SET_PDEATHSIG). */
 MUST_USE enum st process_start(struct process *p, const char *name, char *const *argv, int piped);
-/* The address in the line "ready ADDRESS" that the process prints; ST_TIMEOUT or what it died
- * of, logged. */
+/* The address in the line "ready ADDRESS" that the process prints. ST_TIMEOUT, ST_BADMSG: logged.
+ * ST_END: it has ended, which is for the caller to explain. */
 MUST_USE enum st process_ready(struct process *p, uint32_t timeout_ms, char *address, size_t cap);
 /* Has it ended, `timeout_ms` from now at the latest? */
 int process_wait(struct process *p, uint32_t timeout_ms);

@@ -20,6 +20,8 @@ static enum st take_train(struct runlog *r, json_t *j, const char *where)
     double loss;
     if (json_unpack(j, "{s:I, s:F}", "iteration", &iteration, "loss", &loss) != 0)
         return bad_line(where, "a train line without iteration and loss");
+    if (iteration != (json_int_t)r->n_train)
+        return bad_line(where, "an iteration out of order");
     if (r->n_train++ == 0) r->first_loss = loss;
     r->last_loss = loss;
     return ST_OK;
@@ -63,6 +65,7 @@ static enum st take_line(struct runlog *r, const char *path, size_t number, cons
     else if (strcmp(event, "train") == 0) st = take_train(r, j, where);
     else if (strcmp(event, "eval") == 0) st = take_eval(r, j, where);
     else if (strcmp(event, "end") == 0) st = take_end(r, j, where);
+    else if (strcmp(event, "planted") == 0) st = ST_OK; /* known before the run, not by it */
     else st = bad_line(where, "an event that no run writes");
     json_decref(j);
     return st;

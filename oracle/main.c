@@ -55,5 +55,5 @@ int main(int argc, char **argv)
     role_die_with_parent();
     st = run(&args, &serve);
     role_close(&args);
-    return st_exit_code(st);
+    return log_exit_code(st);
 }

@@ -39,6 +39,15 @@ MUST_USE enum st plan_encode(const struct rpc_header *h, const struct plan_limit
 MUST_USE enum st plan_decode(const uint8_t *p, size_t n, const struct plan_limits *lim,
                              struct rpc_header *h, struct plan **out);
 
+/* Rows of `row_floats` floats that a fetch or a write-back may carry: few enough that other messages
+ * of the connection need not wait long behind it, and far below what the transport takes. */
+enum { CODEC_MAX_ROWS = 4096, CODEC_MAX_ROW_BYTES = 4 << 20 };
+static inline uint32_t codec_max_rows(uint32_t row_floats)
+{
+    uint32_t fit = CODEC_MAX_ROW_BYTES / (row_floats * (uint32_t)sizeof(float));
+    return fit == 0 ? 1 : fit < CODEC_MAX_ROWS ? fit : (uint32_t)CODEC_MAX_ROWS;
+}
+
 /* Fetch: rows of one shard. Reply rows: n * row_floats floats, in request order. */
 struct fetch_request {
     uint32_t shard, n;

@@ -101,7 +101,7 @@ int main(int argc, char **argv)
     log_set_role(role);
     st = run(&a, comm);
     /* MPI_Finalize would wait for the others; leaving without it ends the whole MPI job. */
-    if (st != ST_OK) _exit(st_exit_code(st));
+    if (st != ST_OK) _exit(log_exit_code(st));
     comm->ops->close(comm);
     role_close(&a.role);
     return 0;

@@ -9,8 +9,6 @@
 #include "base/ring.h"
 #include "base/row.h"
 
-enum { ROWS_PER_FETCH = 4096 };
-
 struct fetch_part {
     struct ticket *ticket;
     uint32_t shard, n, owned;
@@ -149,20 +147,28 @@ static enum st alloc_parts(struct ticket *t, uint32_t n_parts)
     return ST_OK;
 }
 
-static uint32_t parts_needed(const struct plan_fetch *f, uint32_t n_shards)
+/* Rows of one request; values only are shorter than records. */
+static uint32_t rows_per_part(const struct prefetch_cfg *cfg, uint8_t owned)
+{
+    return codec_max_rows(owned ? cfg->dim + cfg->state : cfg->dim);
+}
+
+static uint32_t parts_needed(const struct prefetch_cfg *cfg, const struct plan_fetch *f,
+                             uint32_t n_shards)
 {
     uint32_t n = 0;
     for (uint32_t lo = 0, hi; lo < f->n; lo = hi) {
         hi = shard_end(f, lo, n_shards);
         for (uint8_t owned = 0; owned < 2; owned++)
-            n += (count_kind(f, lo, hi, owned) + ROWS_PER_FETCH - 1) / ROWS_PER_FETCH;
+            n += (count_kind(f, lo, hi, owned) + rows_per_part(cfg, owned) - 1) /
+                 rows_per_part(cfg, owned);
     }
     return n;
 }
 
 /* Deal entries [lo, hi) of one shard and kind out to parts from *k on. */
 static void fill_parts(struct ticket *t, uint32_t lo, uint32_t hi, uint8_t owned, uint32_t shard,
-                       uint32_t *at, uint32_t *k)
+                       uint32_t most, uint32_t *at, uint32_t *k)
 {
     const struct plan_fetch *f = &t->plan->fetch;
     uint64_t *row_id = t->part[0].row_id;
@@ -171,7 +177,7 @@ static void fill_parts(struct ticket *t, uint32_t lo, uint32_t hi, uint8_t owned
     struct fetch_part *part = NULL;
     for (uint32_t i = lo; i < hi; i++) {
         if (f->owned[i] != owned) continue;
-        if (part == NULL || part->n == ROWS_PER_FETCH) {
+        if (part == NULL || part->n == most) {
             part = &t->part[(*k)++];
             *part = (struct fetch_part){t, shard, 0, owned, row_id + *at, need + *at, slot + *at,
                                         NULL};
@@ -188,14 +194,15 @@ static enum st make_parts(const struct prefetch_cfg *cfg, struct ticket *t)
 {
     const struct plan_fetch *f = &t->plan->fetch;
     uint32_t n_shards = cfg->n_servers * cfg->threads, at = 0, k = 0;
-    t->n_parts = parts_needed(f, n_shards);
+    t->n_parts = parts_needed(cfg, f, n_shards);
     if (t->n_parts == 0) return ST_OK;
     enum st st = alloc_parts(t, t->n_parts);
     if (st != ST_OK) return st;
     for (uint32_t lo = 0, hi; lo < f->n; lo = hi) {
         hi = shard_end(f, lo, n_shards);
         for (uint8_t owned = 0; owned < 2; owned++)
-            fill_parts(t, lo, hi, owned, row_shard(f->row_id[lo], n_shards), &at, &k);
+            fill_parts(t, lo, hi, owned, row_shard(f->row_id[lo], n_shards),
+                       rows_per_part(cfg, owned), &at, &k);
     }
     return ST_OK;
 }

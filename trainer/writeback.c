@@ -7,8 +7,6 @@
 #include "base/mem.h"
 #include "base/row.h"
 
-enum { ROWS_PER_WRITE = 4096 };
-
 struct writeback {
     struct writeback_cfg cfg;
     uint64_t bytes;                       /* COMPUTE only */
@@ -124,11 +122,12 @@ enum st writeback_send(struct writeback *w, const struct plan *plan, struct devi
 {
     const struct plan_evict *e = &plan->evict;
     uint32_t n_shards = w->cfg.n_servers * w->cfg.threads;
+    uint32_t most = codec_max_rows(w->cfg.dim + w->cfg.state);
     enum st st = wait_bucket(w, (uint32_t)((uint64_t)plan->iteration % WRITEBACK_WINDOW));
     for (uint32_t lo = 0, hi; lo < e->n && st == ST_OK; lo = hi) {
         uint32_t shard = row_shard(e->row_id[lo], n_shards);
         hi = lo;
-        while (hi < e->n && hi - lo < ROWS_PER_WRITE &&
+        while (hi < e->n && hi - lo < most &&
                row_shard(e->row_id[hi], n_shards) == shard)
             hi++;
         st = send_rows(w, plan, lo, hi, shard, d, table, stride);
