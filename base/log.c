@@ -80,9 +80,9 @@ enum st log_fail(enum st st, const char *where, const char *fmt, ...)
 
 int log_exit_code(enum st st)
 {
-    if (st != ST_OK && !atomic_load_explicit(&error_said, memory_order_relaxed))
-        log_fail(st, NULL, "%s", st == ST_NOMEM ? "out of memory; free some, or lower "
-                 "cluster.cache_rows or train.global_batch" : "stopped without a reason given");
+    if (st == ST_NOMEM && !atomic_load_explicit(&error_said, memory_order_relaxed))
+        log_fail(st, NULL, "out of memory; free some, or lower cluster.cache_rows or "
+                 "train.global_batch");
     return st_exit_code(st);
 }
 

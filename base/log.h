@@ -10,8 +10,8 @@
  * Any thread; one write a line. */
 enum st log_fail(enum st st, const char *where, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* For the end of main: the exit code of `st`, after a line that at least names it when nothing was
- * logged before (out of memory deep inside). */
+/* For the end of main: the exit code of `st`. Out of memory deep inside is passed up without a word;
+ * here it gets its line if nobody has said one. */
 int log_exit_code(enum st st);
 /* A file could not be opened, errno says why: "no such file" and ST_NOINPUT, "permission denied" and
  * ST_PERM, otherwise ST_IO. Any thread. */

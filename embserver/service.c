@@ -61,7 +61,9 @@ static bool rows_accept(const struct embserver *s, struct rpc_call *call,
     uint32_t trainers = s->cfg.config->cluster.trainers, most = codec_max_rows(row_floats);
     if (h->role != ROLE_TRAINER || h->rank >= trainers)
         rpc_failf(call, ST_BADMSG, "rows are for trainers 0 to %" PRIu32, trainers - 1);
-    else if (n == 0 || n > most)
+    else if (n == 0)
+        rpc_failf(call, ST_BADMSG, "no rows in the request");
+    else if (n > most)
         rpc_failf(call, ST_BADMSG, "%" PRIu32 " rows in the request; want 1 to %" PRIu32, n, most);
     else
         return true;

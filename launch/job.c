@@ -38,21 +38,11 @@ static enum st make_dirs(const char *dir)
 /* Locked as long as the job lives, whatever way it ends; its processes do not inherit it. */
 static enum st lock_dir(const char *dir, int *out)
 {
-    char path[PATH_BYTES], pid[16] = "?";
-    snprintf(path, sizeof(path), "%s/lock", dir);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) return log_fail(ST_CANTCREATE, path, "%s", strerror(errno));
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return log_fail(ST_CANTCREATE, dir, "%s", strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
-        if (n > 0) pid[strspn(pid, "0123456789")] = '\0';
         close(fd);
-        return log_fail(ST_UNAVAILABLE, dir, "a job is running there (pid %s); give --run-dir "
-                        "another name", pid);
-    }
-    int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n) {
-        close(fd);
-        return log_fail(ST_IO, path, "%s", strerror(errno));
+        return log_fail(ST_UNAVAILABLE, dir, "a job is running there; give --run-dir another name");
     }
     *out = fd;
     return ST_OK;

@@ -14,7 +14,7 @@ struct job {
     struct config *config;    /* owned                                       */
     uint64_t id;              /* random                                      */
     bool quiet;               /* no progress                                 */
-    int lock;                 /* descriptor: one job at a time in a directory */
+    int lock;                 /* of the run directory: one job at a time     */
 };
 
 /* Parse the command line of `program` ("chanter train"; `help` says what it does), read the

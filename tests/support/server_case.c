@@ -24,6 +24,7 @@ void server_setup(struct server_case *f, uint32_t servers, uint32_t threads, uin
     f->config.model.dim = D;
     f->config.train.optimizer = OPT_ADAGRAD;
     f->config.train.seed = SEED;
+    f->config.cluster.trainers = 2;
     f->config.cluster.servers = servers;
     f->config.cluster.server_threads = threads;
     f->config.cluster.timeout_s = timeout_s;

@@ -62,6 +62,33 @@ static void write_backs_that_break_the_contract_change_nothing(void **state)
     server_teardown(&f);
 }
 
+static void rows_are_for_the_trainers_of_the_job_and_a_bounded_number_at_a_time(void **state)
+{
+    struct server_case f;
+    server_setup(&f, 1, 1, 20);
+    struct rpc_header tool = SERVER_HEAD, third = SERVER_HEAD;
+    tool.role = ROLE_TOOL;
+    third.rank = 2; /* of 2 */
+    uint64_t id = row_id(2, 2);
+    int64_t nine = 9;
+    assert_refused(&f, RPC_WRITE_BACK, server_write_back_msg(&tool, 0, &id, &nine, 1),
+                   "rows are for trainers 0 to 1");
+    assert_refused(&f, RPC_WRITE_BACK, server_write_back_msg(&third, 0, &id, &nine, 1),
+                   "rows are for trainers 0 to 1");
+    assert_write_back_refused(&f, 0, &id, &nine, 0, "no rows");
+    static uint64_t many[CODEC_MAX_ROWS + 1];
+    static int64_t settled[CODEC_MAX_ROWS + 1];
+    for (uint32_t i = 0; i <= CODEC_MAX_ROWS; i++) {
+        many[i] = row_id(3, i);
+        settled[i] = PLAN_NEED_SETTLED;
+    }
+    assert_fetch_refused(&f, 0, many, settled, CODEC_MAX_ROWS + 1, "want 1 to 4096");
+    assert_int_equal(codec_max_rows(D), CODEC_MAX_ROWS);
+    assert_int_equal(codec_max_rows(8192) * 8192u * sizeof(float), CODEC_MAX_ROW_BYTES);
+    assert_int_equal(codec_max_rows(UINT32_MAX / 8), 1);
+    server_teardown(&f);
+}
+
 static void records_of_the_wrong_width_or_not_finite_are_refused(void **state)
 {
     struct server_case f;
@@ -191,6 +218,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(write_backs_that_break_the_contract_change_nothing),
+        cmocka_unit_test(rows_are_for_the_trainers_of_the_job_and_a_bounded_number_at_a_time),
         cmocka_unit_test(records_of_the_wrong_width_or_not_finite_are_refused),
         cmocka_unit_test(a_second_writer_is_refused_before_any_row_is_taken),
         cmocka_unit_test(requests_of_other_jobs_and_attempts_are_refused),
