@@ -19,7 +19,7 @@ static const char HELP[] =
 static enum st add_set(struct option_list *set, const char *text)
 {
     if (set->n == OPTION_LIST_MAX)
-        return log_fail(ST_USAGE, NULL, "--set given more than %d times", OPTION_LIST_MAX - 3);
+        return log_fail(ST_USAGE, NULL, "--set given more than %d times", OPTION_LIST_MAX - 4);
     set->item[set->n++] = text;
     return ST_OK;
 }
@@ -53,6 +53,7 @@ enum st synth_main(int argc, char **argv)
     /* Whatever the configuration trains on: here it is synthetic, and all of it. */
     TRY(add_set(&args.set, "data.format=synthetic"), err);
     TRY(add_set(&args.set, "data.train_rows=0"), err);
+    TRY(add_set(&args.set, "run.eval_every=0"), err);
     snprintf(rows_set, sizeof(rows_set), "data.rows=%" PRIu64, rows);
     if (rows != 0) TRY(add_set(&args.set, rows_set), err);
     TRY(config_args_open(&args, path, &c), err);
