@@ -87,8 +87,7 @@ enum st eval_main(int argc, char **argv)
     const struct option option[] = {
         {.name = "data", .arg = "FILE", .text = &a.data,
          .help = "score all rows of FILE: Criteo TSV or a prepared file"},
-        {.name = "set", .arg = "SECTION.KEY=VALUE", .list = &a.set,
-         .help = "change one key of the run's configuration (cluster.threads=8)"},
+        OPTION_SET(&a.set),
     };
     const struct options options = {"chanter eval", "RUN_DIR", HELP, option, 2, 1, 1, &a.dir};
     struct rundir *r;

@@ -66,15 +66,16 @@ static enum st prepare(const struct config *c, const char *out)
 
 enum st prepare_main(int argc, char **argv)
 {
-    struct config_args args = {{0, {NULL}}, NULL};
+    struct config_args args = {.no_run = true};
     const char *path = NULL, *out = NULL;
     bool force = false;
     const struct option option[] = {
         {.name = "out", .arg = "FILE.chp", .text = &out, .help = "the file to write"},
         {.name = "force", .flag = &force, .help = "replace FILE.chp if it exists"},
-        OPTIONS_CONFIG(&args),
+        OPTION_SET(&args.set),
     };
-    const struct options options = {"chanter prepare", "CONFIG", HELP, option, 4, 1, 1, &path};
+    const struct options options = {"chanter prepare", "CONFIG --out FILE.chp", HELP,
+                                    option, 3, 1, 1, &path};
     struct config *c;
     enum st st;
     TRY(options_parse(&options, argc, argv), err);

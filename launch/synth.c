@@ -33,7 +33,7 @@ static void print_result(uint64_t rows, double logloss, double auc)
 
 enum st synth_main(int argc, char **argv)
 {
-    struct config_args args = {{0, {NULL}}, NULL};
+    struct config_args args = {.no_run = true};
     const char *path = NULL, *out = NULL;
     bool force = false;
     uint64_t rows = 0;
@@ -42,9 +42,10 @@ enum st synth_main(int argc, char **argv)
         {.name = "force", .flag = &force, .help = "replace FILE.tsv if it exists"},
         {.name = "rows", .arg = "N", .number = &rows, .lo = 1, .hi = UINT64_C(1000000000000),
          .help = "samples to write; the same as --set data.rows=N"},
-        OPTIONS_CONFIG(&args),
+        OPTION_SET(&args.set),
     };
-    const struct options options = {"chanter synth", "CONFIG", HELP, option, 5, 1, 1, &path};
+    const struct options options = {"chanter synth", "CONFIG --out FILE.tsv", HELP,
+                                    option, 4, 1, 1, &path};
     struct config *c;
     char rows_set[40];
     double logloss, auc;

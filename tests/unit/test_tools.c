@@ -355,6 +355,30 @@ static void what_is_read_is_never_replaced(void **state)
                   "/no/where: cannot create: ");
 }
 
+static void synth_and_prepare_need_no_run_directory(void **state)
+{
+    char config[256], text[1024], set[300];
+    command_fn *make[] = {synth_main, prepare_main};
+    snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
+    FILE *f = fopen(config, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
+    fclose(f);
+    char *run = strstr(text, "run: {");
+    assert_non_null(run);
+    *run = '\0';
+    tiny_run_text(&tiny, "config.yaml", text);
+    snprintf(set, sizeof(set), "--out=%s", out);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(command(make[i], config, set, "--force", i == 0 ? "--rows=5" : NULL),
+                         ST_OK);
+        assert_int_equal(command(make[i], "--help", NULL, NULL, NULL), ST_END);
+        assert_has(said, i == 0 ? "[OPTION ...] CONFIG --out FILE.tsv\n"
+                                : "[OPTION ...] CONFIG --out FILE.chp\n");
+        assert_has(said, "--set SECTION.KEY=VALUE");
+    }
+}
+
 static void prepare_writes_a_file_that_verifies(void **state)
 {
     char config[256], set[300], want[64];
@@ -405,6 +429,7 @@ int main(void)
         WITH(synth_and_prepare_need_to_know_where_to_write),
         WITH(nothing_but_a_regular_file_is_replaced),
         WITH(what_is_read_is_never_replaced),
+        WITH(synth_and_prepare_need_no_run_directory),
         WITH(prepare_writes_a_file_that_verifies),
         WITH(every_command_explains_itself),
     };
