@@ -19,6 +19,11 @@ static enum st fail_at(struct doc *d, const char *section, const char *key, cons
     return log_fail(ST_CONFIG, doc_where(d, doc_find(d, section, key), where), "%s", text);
 }
 
+static enum st synthetic_only(struct doc *d, const char *key)
+{
+    return fail_at(d, "data", key, "data.%s is for data.format synthetic alone; leave it out", key);
+}
+
 static enum st check_data(const struct config *c, struct doc *d)
 {
     if (c->data.format == DATA_SYNTHETIC) {
@@ -28,9 +33,16 @@ static enum st check_data(const struct config *c, struct doc *d)
             return fail_at(d, "data", "train_rows",
                            "data.train_rows %" PRIu64 " is more than data.rows %" PRIu64,
                            c->data.train_rows, c->data.rows);
-    } else if (c->data.path == NULL) {
-        return fail_at(d, "data", "format", "data.path is missing; name the file to train on");
+        if (c->data.train_rows == c->data.rows && c->data.eval_rows == 0)
+            return fail_at(d, "data", "train_rows",
+                           "data.train_rows takes all %" PRIu64 " data.rows: nothing is held out; "
+                           "lower it or set data.eval_rows", c->data.rows);
+        return ST_OK;
     }
+    if (c->data.path == NULL)
+        return fail_at(d, "data", "format", "data.path is missing; name the file to train on");
+    if (c->data.rows != 0) return synthetic_only(d, "rows");
+    if (c->data.seed != 1) return synthetic_only(d, "seed"); /* 1: what is written when not given */
     return ST_OK;
 }
 
@@ -89,6 +101,10 @@ static enum st check_run(const struct config *c, struct doc *d)
 {
     if (c->run.dir == NULL)
         return fail_at(d, "run", "dir", "run.dir is missing; set it or give --run-dir DIR");
+    if (c->run.eval_every != 0 && c->data.train_rows == 0 && c->data.eval_path == NULL)
+        return fail_at(d, "run", "eval_every",
+                       "run.eval_every is %" PRIu64 ", but nothing is held out; set "
+                       "data.train_rows or data.eval_path", c->run.eval_every);
     if (c->run.snapshot_every != 0)
         return fail_at(d, "run", "snapshot_every",
                        "snapshots are not supported yet; leave run.snapshot_every at 0");

@@ -89,6 +89,19 @@ enum st doc_put(struct doc *d, const char *section, const char *key, enum doc_or
 
 /* --- file ----------------------------------------------------------------------------------- */
 
+/* Often the directory of a run, which holds its configuration. */
+static enum st is_directory(const char *path)
+{
+    static const char NAME[] = "config.yaml";
+    char file[DOC_WHERE_BYTES];
+    size_t n = strlen(path);
+    const char *slash = n > 0 && path[n - 1] == '/' ? "" : "/";
+    int len = snprintf(file, sizeof(file), "%s%s%s", path, slash, NAME);
+    if (len < (int)sizeof(file) && access(file, F_OK) == 0)
+        return log_fail(ST_NOINPUT, path, "is a directory; did you mean %s?", file);
+    return log_fail(ST_NOINPUT, path, "is a directory; name a configuration file");
+}
+
 /* Read to the end, but at most `cap` bytes. */
 static enum st read_all(int fd, const char *path, char *buf, size_t cap, size_t *len)
 {
@@ -97,7 +110,7 @@ static enum st read_all(int fd, const char *path, char *buf, size_t cap, size_t 
         ssize_t got = read(fd, buf + n, cap - n);
         if (got == 0) break;
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EISDIR) return log_fail(ST_PERM, path, "is a directory");
+        if (got < 0 && errno == EISDIR) return is_directory(path);
         if (got < 0) return log_fail(ST_IO, path, "cannot read: %s", strerror(errno));
         n += (size_t)got;
     }
@@ -119,8 +132,8 @@ enum st doc_open(const char *path, struct doc **out)
     }
     TRY(read_all(fd, path, text, cap, &len), err_text);
     if (len > DOC_MAX_BYTES)
-        st = log_fail(ST_CONFIG, path, "configuration too large: more than %d bytes",
-                      DOC_MAX_BYTES);
+        st = log_fail(ST_CONFIG, path, "too large for a configuration: more than %d bytes; is it one "
+                      "(YAML)?", DOC_MAX_BYTES);
     else
         st = doc_parse(path, text, len, out);
 

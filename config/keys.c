@@ -94,6 +94,20 @@ const struct config_key *key_find(const char *section, const char *name)
     return NULL;
 }
 
+const char *key_guess(const char *name, char out[KEY_GUESS_BYTES])
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < config_n_keys && at < KEY_GUESS_BYTES; i++) {
+        const struct config_key *k = &config_keys[i];
+        char whole[2 * DOC_NAME_BYTES];
+        snprintf(whole, sizeof(whole), "%s.%s", k->section, k->name);
+        if (strcmp(k->name, name) != 0 && strcmp(whole, name) != 0) continue;
+        at += (size_t)snprintf(out + at, KEY_GUESS_BYTES - at, "%s%s", at > 0 ? " or " : "", whole);
+    }
+    return out;
+}
+
 /* --- names ---------------------------------------------------------------------------------- */
 
 static bool section_known(const char *section)
@@ -158,11 +172,30 @@ static enum st check_uint(const char *where, const struct config_key *k, const c
                     k->lo, k->hi);
 }
 
+enum { LIST_TEXT_BYTES = 128 };
+
+/* "500 20" as it should be written, "500, 20". */
+static const char *as_list(const char *text, char out[LIST_TEXT_BYTES])
+{
+    static const char BETWEEN[] = " ,;";
+    size_t at = 0;
+    out[0] = '\0';
+    for (text += strspn(text, BETWEEN); *text != '\0' && at < LIST_TEXT_BYTES;) {
+        size_t n = strcspn(text, BETWEEN);
+        at += (size_t)snprintf(out + at, LIST_TEXT_BYTES - at, "%s%.*s", at > 0 ? ", " : "",
+                               (int)n, text);
+        text += n;
+        text += strspn(text, BETWEEN);
+    }
+    return out;
+}
+
 static enum st check_uints(const char *where, const struct config_key *k, const struct doc_entry *e)
 {
+    char list[LIST_TEXT_BYTES];
     if (!e->list)
         return log_fail(ST_CONFIG, where, "%s '%s' is not a list; write [%s]", k->name, e->text,
-                        e->text);
+                        as_list(e->text, list));
     if (e->n == 0 || e->n > k->max_items)
         return log_fail(ST_CONFIG, where, "%s has %zu values: want 1..%" PRIu32, k->name, e->n,
                         k->max_items);

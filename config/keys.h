@@ -34,6 +34,10 @@ extern const struct config_key config_keys[];
 extern const size_t config_n_keys;
 
 const struct config_key *key_find(const char *section, const char *name); /* NULL: no such key */
+/* For messages: the keys that a name without its section may mean, "data.seed or train.seed"; also
+ * "train.seed" for itself. "" when there is none. Returns `out`. */
+enum { KEY_GUESS_BYTES = 96 };
+const char *key_guess(const char *name, char out[KEY_GUESS_BYTES]);
 
 /* Check every entry of `d`, and add the defaults of keys that are
  * not there. Logs the first entry that is wrong. Call with the C locale (config.c does). */

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "config/keys.h"
 #include "config/nearest.h"
 
 /* --- help ----------------------------------------------------------------------------------- */
@@ -39,24 +40,27 @@ struct given {            /* while reading one command line */
     size_t n_operands;
 };
 
-static enum st unknown_option(const struct options *o, const char *name, size_t len)
-{
-    char word[64], hint[NEAREST_HINT_BYTES];
-    struct nearest near;
-    snprintf(word, sizeof(word), "%.*s", (int)len, name);
-    nearest_start(&near, word);
-    for (size_t i = 0; i < o->n_options; i++) nearest_offer(&near, o->option[i].name);
-    nearest_offer(&near, "help");
-    return log_fail(ST_USAGE, NULL, "unknown option --%s%s; see %s --help", word,
-                    nearest_hint(&near, "--", "", hint), o->program);
-}
-
 static const struct option *find_option(const struct options *o, const char *name, size_t len)
 {
     for (size_t i = 0; i < o->n_options; i++)
         if (strlen(o->option[i].name) == len && memcmp(o->option[i].name, name, len) == 0)
             return &o->option[i];
     return NULL;
+}
+
+static enum st unknown_option(const struct options *o, const char *name, size_t len)
+{
+    char word[64], hint[NEAREST_HINT_BYTES], key[KEY_GUESS_BYTES];
+    struct nearest near;
+    snprintf(word, sizeof(word), "%.*s", (int)len, name);
+    if (find_option(o, "set", 3) != NULL && key_guess(word, key)[0] != '\0')
+        return log_fail(ST_USAGE, NULL, "unknown option --%s; the key %s is given as --set "
+                        "SECTION.KEY=VALUE", word, key);
+    nearest_start(&near, word);
+    for (size_t i = 0; i < o->n_options; i++) nearest_offer(&near, o->option[i].name);
+    nearest_offer(&near, "help");
+    return log_fail(ST_USAGE, NULL, "unknown option --%s%s; see %s --help", word,
+                    nearest_hint(&near, "--", "", hint), o->program);
 }
 
 static enum st set_number(const struct option *op, const char *value)
@@ -164,8 +168,18 @@ enum st options_parse(const struct options *o, int argc, char **argv)
 
 /* --- configuration -------------------------------------------------------------------------- */
 
+/* run.dir is asked of whoever runs a job; in front, so that a --set of it is still looked at. */
+static enum st open_without_run(const struct config_args *args, const char *path,
+                                struct config **out)
+{
+    const char *set[OPTION_LIST_MAX + 1] = {"run.dir=."};
+    for (size_t i = 0; i < args->set.n; i++) set[i + 1] = args->set.item[i];
+    return config_open(path, set, args->set.n + 1, out);
+}
+
 enum st config_args_open(const struct config_args *args, const char *path, struct config **out)
 {
+    if (args->no_run) return open_without_run(args, path, out);
     if (args->run_dir == NULL) return config_open(path, args->set.item, args->set.n, out);
 
     const char *set[OPTION_LIST_MAX + 1];

@@ -50,10 +50,13 @@ MUST_USE enum st options_parse(const struct options *o, int argc, char **argv);
 struct config_args {
     struct option_list set;
     const char *run_dir;       /* the same as a last --set run.dir=DIR; NULL: not given  */
+    bool no_run;               /* nothing is run: run.dir may be missing                 */
 };
+#define OPTION_SET(list_)                                                                 \
+    {.name = "set", .arg = "SECTION.KEY=VALUE", .list = (list_),                          \
+     .help = "change one key of the configuration (cluster.trainers=4)"}
 #define OPTIONS_CONFIG(args)                                                              \
-    {.name = "set", .arg = "KEY=VALUE", .list = &(args)->set,                             \
-     .help = "change one key of the configuration (cluster.trainers=4)"},                 \
+    OPTION_SET(&(args)->set),                                                             \
     {.name = "run-dir", .arg = "DIR", .text = &(args)->run_dir,                           \
      .help = "the run directory; the same as --set run.dir=DIR"}
 MUST_USE enum st config_args_open(const struct config_args *args, const char *path,

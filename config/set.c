@@ -44,6 +44,15 @@ static bool take_name(const char *s, size_t n, char out[DOC_NAME_BYTES])
     return true;
 }
 
+static enum st not_a_key(const char *set)
+{
+    char name[DOC_NAME_BYTES], guess[KEY_GUESS_BYTES] = "";
+    if (take_name(set, strcspn(set, "="), name)) key_guess(name, guess);
+    return log_fail(ST_USAGE, NULL, "--set '%s': want SECTION.KEY=VALUE%s%s%s", set,
+                    guess[0] != '\0' ? " (did you mean " : "", guess,
+                    guess[0] != '\0' ? "?)" : "");
+}
+
 enum st set_apply(struct doc *d, const char *set)
 {
     char section[DOC_NAME_BYTES], key[DOC_NAME_BYTES];
@@ -52,7 +61,7 @@ enum st set_apply(struct doc *d, const char *set)
     if (eq == NULL || dot == NULL || dot > eq ||
         !take_name(set, (size_t)(dot - set), section) ||
         !take_name(dot + 1, (size_t)(eq - dot - 1), key))
-        return log_fail(ST_USAGE, NULL, "--set '%s': want SECTION.KEY=VALUE", set);
+        return not_a_key(set);
 
     const char *value = eq + 1;
     if (!is_utf8(value))

@@ -4,6 +4,9 @@
  * memchr and never copied. Every line is a sample, so that row r is line r + 1. A field is parsed
  * by hand: the locale plays no part, and what does not parse stops the job with FILE:LINE.
  *
+ * Lines may be short, since copies lose trailing TABs; so a file made for fewer tables would pass for
+ * one that lost them everywhere. A reader therefore begins by looking for one line that is whole.
+ *
  * A line that is wrong because somebody is writing to the file is reported as the change it is,
  * not as the damage it looks like. */
 #include <errno.h>
@@ -24,6 +27,8 @@ enum {
     BUFFER_BYTES = 4 * LINE_MAX_BYTES,
     ID_DIGITS = 8,
     SHOWN_BYTES = 32,              /* of a bad field, in messages */
+    WIDTH_LINES = 1000,            /* one of the first so many has all fields */
+    SUM_BYTES = 96,
 };
 
 struct field { const char *p; size_t n; };   /* into the buffer, until the next line is read */
@@ -47,12 +52,21 @@ struct tsv {
     uint64_t row;                  /* the next sample                                    */
     struct { uint64_t row, offset; } mark; /* where the last seek ended                  */
     struct field *field;           /* owns; [1 + dense_features + n_tables]              */
+    unsigned widest;               /* most fields of a line so far                       */
     bool noted_crlf;
 };
 
 static unsigned n_fields(const struct tsv *t)
 {
     return 1 + t->cfg->model.dense_features + t->cfg->model.n_tables;
+}
+
+/* What the number of fields is the sum of, for messages. */
+static const char *sum_text(const struct tsv *t, char out[SUM_BYTES])
+{
+    snprintf(out, SUM_BYTES, " (label + %u of model.dense_features + %u of model.tables)",
+             t->cfg->model.dense_features, t->cfg->model.n_tables);
+    return out;
 }
 
 /* ST_DATA for the line at t->row, unless the file has changed: then that is what is said. */
@@ -219,6 +233,7 @@ static bool looks_unlabelled(const struct tsv *t, unsigned n)
 /* Split, check the number of fields, pad what a copy has stripped. */
 static enum st take_fields(struct tsv *t, const struct line *line)
 {
+    char sum[SUM_BYTES];
     const char *nul = memchr(line->p, '\0', line->n);
     if (nul != NULL) return bad_line(t, "NUL byte at column %zu", (size_t)(nul - line->p) + 1);
     unsigned n = split(t, line), want = n_fields(t);
@@ -231,7 +246,8 @@ static enum st take_fields(struct tsv *t, const struct line *line)
         return bad_line(t, "%u fields, expected %u (label missing? this looks like a test file)",
                         n, want);
     if (n < 1 + t->cfg->model.dense_features || n > want)
-        return bad_line(t, "%u fields, expected %u", n, want);
+        return bad_line(t, "%u fields, expected %u%s", n, want, sum_text(t, sum));
+    if (n > t->widest) t->widest = n;
     for (; n < want; n++) t->field[n] = (struct field){line->p, 0};
     return ST_OK;
 }
@@ -314,6 +330,34 @@ static enum st go_to_mark(struct tsv *t)
     return ST_OK;
 }
 
+/* Look for a line with all fields; most often the first is one. At the first row, and back there. */
+static enum st check_width(struct tsv *t)
+{
+    char sum[SUM_BYTES];
+    enum st st = ST_OK;
+    while (st == ST_OK && t->widest < n_fields(t) && t->row < WIDTH_LINES) {
+        struct line line;
+        st = next_line(t, &line);
+        if (st == ST_OK) st = take_fields(t, &line);
+        if (st == ST_OK) t->row++;
+    }
+    if (st != ST_OK && st != ST_END) return st;
+    if (t->row > 0 && t->widest < n_fields(t))
+        return log_fail(ST_DATA, t->path, "no line has %u fields%s; the longest of the first %u has "
+                        "%u", n_fields(t), sum_text(t, sum), (unsigned)t->row, t->widest);
+    return go_to_mark(t);
+}
+
+/* At the start of the text. */
+static enum st check_head(struct tsv *t)
+{
+    enum st st = skip_bom(t);
+    if (st != ST_OK || t->widest > 0) return st; /* a later pass */
+    if (t->tail >= 8 && memcmp(t->buffer, "CHANTERP", 8) == 0)
+        return log_fail(ST_DATA, t->path, "is a prepared file; set data.format=prepared");
+    return check_width(t);
+}
+
 static enum st tsv_seek(struct reader *r, uint64_t row, uint64_t *held)
 {
     struct tsv *t = (struct tsv *)r;
@@ -321,7 +365,7 @@ static enum st tsv_seek(struct reader *r, uint64_t row, uint64_t *held)
     if (st != ST_OK) return st;
     if (row < t->mark.row) t->mark.row = t->mark.offset = 0; /* a BOM is then met again */
     st = go_to_mark(t);
-    if (st == ST_OK && t->mark.offset == 0) st = skip_bom(t);
+    if (st == ST_OK && t->mark.offset == 0) st = check_head(t);
     while (st == ST_OK && t->row < row) {
         struct line line;
         st = next_line(t, &line);

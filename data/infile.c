@@ -12,13 +12,15 @@ enum st infile_open(const char *path, struct infile *out)
 {
     /* O_NONBLOCK: a named pipe is refused below; it must not hang the open before that. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT && path[0] != '/')
+        return log_fail(ST_NOINPUT, path, "no such file (relative to the current directory)");
     if (fd < 0) return log_open_failed(path);
     struct stat s;
     enum st st = ST_OK;
     if (fstat(fd, &s) != 0)
         st = log_fail(ST_IO, path, "cannot stat: %s", strerror(errno));
     else if (S_ISDIR(s.st_mode))
-        st = log_fail(ST_PERM, path, "is a directory; name a file");
+        st = log_fail(ST_NOINPUT, path, "is a directory; name a file");
     else if (!S_ISREG(s.st_mode))
         st = log_fail(ST_DATA, path, "is not a regular file; it has to be read more than once");
     if (st != ST_OK) {

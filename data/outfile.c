@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -26,8 +27,66 @@ static void outfile_free(struct outfile *o)
     mem_free(o);
 }
 
+/* The directory that `path` is in; the caller's to mem_free. NULL: out of memory. */
+static char *directory_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL) return mem_strdup(".");
+    char *dir = mem_strdup(path);
+    if (dir != NULL) dir[slash == path ? 1 : slash - path] = '\0';
+    return dir;
+}
+
+static enum st check_directory(const char *path)
+{
+    struct stat s;
+    char *dir = directory_of(path);
+    enum st st = ST_OK;
+    if (dir == NULL)
+        st = log_fail(ST_NOMEM, path, "out of memory");
+    else if (stat(dir, &s) != 0)
+        st = log_fail(ST_CANTCREATE, path, "cannot create: %s: %s", dir, strerror(errno));
+    else if (!S_ISDIR(s.st_mode))
+        st = log_fail(ST_CANTCREATE, path, "cannot create: %s is not a directory", dir);
+    mem_free(dir);
+    return st;
+}
+
+/* lstat: a symbolic link would itself be replaced, not what it leads to. */
+enum st outfile_check(const char *path)
+{
+    struct stat s;
+    if (lstat(path, &s) != 0) return check_directory(path);
+    if (S_ISREG(s.st_mode)) return ST_OK;
+    if (S_ISDIR(s.st_mode))
+        return log_fail(ST_CANTCREATE, path, "is a directory; name a file");
+    if (S_ISLNK(s.st_mode))
+        return log_fail(ST_CANTCREATE, path, "is a symbolic link; name the file itself");
+    return log_fail(ST_CANTCREATE, path, "is there and not a regular file; name another");
+}
+
+/* Open the file aside. One that a killed process left is taken over, nothing else is. */
+static enum st open_part(struct outfile *o)
+{
+    struct stat s;
+    enum st st = ST_OK;
+    /* O_NONBLOCK: a pipe of that name must not hang the open. */
+    o->fd = open(o->part, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (o->fd < 0)
+        return log_fail(ST_CANTCREATE, o->path, "cannot create (as %s): %s", o->part,
+                        strerror(errno));
+    if (fstat(o->fd, &s) != 0 || !S_ISREG(s.st_mode))
+        st = log_fail(ST_CANTCREATE, o->part, "is there and not a regular file; remove it");
+    else if (ftruncate(o->fd, 0) != 0)
+        st = log_fail(ST_CANTCREATE, o->part, "cannot truncate: %s", strerror(errno));
+    if (st != ST_OK) close(o->fd);
+    return st;
+}
+
 enum st outfile_create(const char *path, struct outfile **out)
 {
+    enum st checked = outfile_check(path);
+    if (checked != ST_OK) return checked;
     enum st st = ST_NOMEM;
     struct outfile *o = mem_zalloc(1, sizeof(*o));
     if (o == NULL) goto err;
@@ -37,17 +96,14 @@ enum st outfile_create(const char *path, struct outfile **out)
     o->buffer = mem_alloc(BUFFER_BYTES, 1);
     if (o->path == NULL || o->part == NULL || o->buffer == NULL) goto err_outfile;
     snprintf(o->part, room, "%s.part", path);
-    o->fd = open(o->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (o->fd < 0) {
-        st = log_fail(ST_CANTCREATE, o->part, "cannot create: %s", strerror(errno));
-        goto err_outfile;
-    }
+    TRY(open_part(o), err_logged);
     *out = o;
     return ST_OK;
 
-err_outfile: outfile_free(o);
-err:         if (st == ST_NOMEM) log_fail(st, path, "out of memory");
+err_logged:  outfile_free(o);
              return st;
+err_outfile: outfile_free(o);
+err:         return log_fail(st, path, "out of memory");
 }
 
 static enum st put(struct outfile *o, const char *p, size_t n)
@@ -98,15 +154,12 @@ enum st outfile_rewrite(struct outfile *o, uint64_t offset, const void *p, size_
 /* Make the rename itself last: fsync the directory that holds `path`. */
 static enum st sync_directory(const char *path)
 {
-    char *dir = mem_strdup(path);
+    char *dir = directory_of(path);
     if (dir == NULL) return log_fail(ST_NOMEM, path, "out of memory");
-    char *slash = strrchr(dir, '/');
-    const char *name = slash == NULL ? "." : slash == dir ? "/" : dir;
-    if (slash != NULL && slash != dir) *slash = '\0';
-    int fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     enum st st = ST_OK;
     if (fd < 0 || fsync(fd) != 0)
-        st = log_fail(ST_IO, name, "cannot sync the directory: %s", strerror(errno));
+        st = log_fail(ST_IO, dir, "cannot sync the directory: %s", strerror(errno));
     if (fd >= 0) close(fd);
     mem_free(dir);
     return st;

@@ -10,6 +10,10 @@
 
 struct outfile; /* opaque; one thread */
 
+/* Can a file of this name be made? Logs why not, ST_CANTCREATE: something is there that is not a
+ * regular file (renaming would replace a device or a pipe), or its directory is not. */
+MUST_USE enum st outfile_check(const char *path);
+/* Makes the same check. */
 MUST_USE enum st outfile_create(const char *path, struct outfile **out);
 MUST_USE enum st outfile_write(struct outfile *o, const void *p, size_t n);
 /* Overwrite bytes that were written before (a header whose contents are known last). */

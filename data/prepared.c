@@ -121,7 +121,8 @@ static uint64_t rows_in_file(const struct header *h, uint64_t size, int *exact)
 static enum st check_header(const struct header *h, const char *path, uint64_t size)
 {
     if (memcmp(h->magic, MAGIC, sizeof(MAGIC)) != 0)
-        return log_fail(ST_DATA, path, "not a prepared file; make one with `chanter prepare`");
+        return log_fail(ST_DATA, path, "not a prepared file; make one with `chanter prepare`, or set "
+                        "data.format=criteo_tsv if it is text");
     if (h->version != VERSION)
         return log_fail(ST_DATA, path, "format version %u, this program reads %u; rebuild it with "
                         "`chanter prepare`", h->version, (unsigned)VERSION);

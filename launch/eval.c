@@ -16,7 +16,7 @@ static const char HELP[] =
     "(mean logloss) and auc; the same bits as the run's own evaluation at its end. Changes\n"
     "nothing.";
 
-enum { FILE_SETS = 4 };
+enum { FILE_SETS = 6 };
 
 struct eval_args {
     const char *dir;
@@ -63,6 +63,8 @@ static enum st open_run(const struct eval_args *a, struct rundir **out)
         set[n++] = file.path;
         set[n++] = file.eval_path;
         set[n++] = "data.eval_rows=0";
+        set[n++] = "data.rows=0"; /* of a synthetic run; a file has none */
+        set[n++] = "data.seed=1";
     }
     for (size_t i = 0; i < a->set.n; i++) set[n++] = a->set.item[i];
     st = rundir_open(a->dir, set, n, RUNDIR_WEIGHTS, out);
@@ -85,8 +87,7 @@ enum st eval_main(int argc, char **argv)
     const struct option option[] = {
         {.name = "data", .arg = "FILE", .text = &a.data,
          .help = "score all rows of FILE: Criteo TSV or a prepared file"},
-        {.name = "set", .arg = "KEY=VALUE", .list = &a.set,
-         .help = "change one key of the run's configuration (cluster.threads=8)"},
+        OPTION_SET(&a.set),
     };
     const struct options options = {"chanter eval", "RUN_DIR", HELP, option, 2, 1, 1, &a.dir};
     struct rundir *r;

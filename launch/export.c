@@ -111,13 +111,21 @@ done:
     return st;
 }
 
+/* Not over any file of the run. */
 static enum st check_output(const struct export_args *a)
 {
-    char input[RUNDIR_PATH_BYTES];
-    enum st st = rundir_path(a->operand[0], "final.safetensors", input);
-    if (st == ST_OK) st = output_check(a->operand[1], input, a->force);
-    if (st == ST_OK) st = rundir_path(a->operand[0], "final.state.safetensors", input);
-    return st == ST_OK ? output_check(a->operand[1], input, a->force) : st;
+    static const char *const NAMES[] = {"final.safetensors", "final.state.safetensors",
+                                        "init.safetensors", "config.yaml", "model.json",
+                                        "metrics.jsonl"};
+    enum { N = sizeof(NAMES) / sizeof(NAMES[0]) };
+    char path[N][RUNDIR_PATH_BYTES];
+    const char *input[N];
+    for (size_t i = 0; i < N; i++) {
+        enum st st = rundir_path(a->operand[0], NAMES[i], path[i]);
+        if (st != ST_OK) return st;
+        input[i] = path[i];
+    }
+    return output_check(a->operand[1], input, N, a->force);
 }
 
 enum st export_main(int argc, char **argv)

@@ -3,11 +3,13 @@
 #define CHANTER_LAUNCH_OUTPUT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/status.h"
 
-/* May `path` be written, by a command that reads `input` (NULL: none)? ST_USAGE, logged: it is
- * missing (NULL) or is the input; ST_CANTCREATE: it is there already and `replace` is not set. */
-MUST_USE enum st output_check(const char *path, const char *input, bool replace);
+/* May `path` be written, by a command that reads input[0..n) (NULL entries: none)? Logs why not:
+ * ST_USAGE: it is missing (NULL) or is an input; ST_CANTCREATE: it is there and not a regular file,
+ * or is one and `replace` is not set, or the directory it would be in is not there. */
+MUST_USE enum st output_check(const char *path, const char *const *input, size_t n, bool replace);
 
 #endif

@@ -53,9 +53,7 @@ static enum st prepare(const struct config *c, const char *out)
     struct progress p;
     struct stat s;
     uint64_t rows;
-    const char *input = c->data.format == DATA_SYNTHETIC ? NULL : c->data.path;
-    enum st st = output_check(out, input, true);
-    if (st != ST_OK) return st;
+    enum st st;
     start_progress(c, &p);
     st = prepare_write(c, out, progress_at, &p, &rows);
     progress_stop(&p);
@@ -68,18 +66,24 @@ static enum st prepare(const struct config *c, const char *out)
 
 enum st prepare_main(int argc, char **argv)
 {
-    struct config_args args = {{0, {NULL}}, NULL};
+    struct config_args args = {.no_run = true};
     const char *path = NULL, *out = NULL;
+    bool force = false;
     const struct option option[] = {
-        {.name = "out", .arg = "FILE.chp", .text = &out, .help = "the file to write; replaced"},
-        OPTIONS_CONFIG(&args),
+        {.name = "out", .arg = "FILE.chp", .text = &out, .help = "the file to write"},
+        {.name = "force", .flag = &force, .help = "replace FILE.chp if it exists"},
+        OPTION_SET(&args.set),
     };
-    const struct options options = {"chanter prepare", "CONFIG", HELP, option, 3, 1, 1, &path};
+    const struct options options = {"chanter prepare", "CONFIG --out FILE.chp", HELP,
+                                    option, 3, 1, 1, &path};
     struct config *c;
     enum st st;
     TRY(options_parse(&options, argc, argv), err);
     TRY(config_args_open(&args, path, &c), err);
+    const char *const input[] = {path, c->data.path, c->data.eval_path};
+    TRY(output_check(out, input, sizeof(input) / sizeof(input[0]), force), err_config);
     st = prepare(c, out);
+err_config:
     config_close(c);
 err:
     return st;

@@ -19,7 +19,7 @@ static const char HELP[] =
 static enum st add_set(struct option_list *set, const char *text)
 {
     if (set->n == OPTION_LIST_MAX)
-        return log_fail(ST_USAGE, NULL, "--set given more than %d times", OPTION_LIST_MAX - 3);
+        return log_fail(ST_USAGE, NULL, "--set given more than %d times", OPTION_LIST_MAX - 4);
     set->item[set->n++] = text;
     return ST_OK;
 }
@@ -33,16 +33,19 @@ static void print_result(uint64_t rows, double logloss, double auc)
 
 enum st synth_main(int argc, char **argv)
 {
-    struct config_args args = {{0, {NULL}}, NULL};
+    struct config_args args = {.no_run = true};
     const char *path = NULL, *out = NULL;
+    bool force = false;
     uint64_t rows = 0;
     const struct option option[] = {
-        {.name = "out", .arg = "FILE.tsv", .text = &out, .help = "the file to write; replaced"},
+        {.name = "out", .arg = "FILE.tsv", .text = &out, .help = "the file to write"},
+        {.name = "force", .flag = &force, .help = "replace FILE.tsv if it exists"},
         {.name = "rows", .arg = "N", .number = &rows, .lo = 1, .hi = UINT64_C(1000000000000),
          .help = "samples to write; the same as --set data.rows=N"},
-        OPTIONS_CONFIG(&args),
+        OPTION_SET(&args.set),
     };
-    const struct options options = {"chanter synth", "CONFIG", HELP, option, 4, 1, 1, &path};
+    const struct options options = {"chanter synth", "CONFIG --out FILE.tsv", HELP,
+                                    option, 4, 1, 1, &path};
     struct config *c;
     char rows_set[40];
     double logloss, auc;
@@ -51,10 +54,12 @@ enum st synth_main(int argc, char **argv)
     /* Whatever the configuration trains on: here it is synthetic, and all of it. */
     TRY(add_set(&args.set, "data.format=synthetic"), err);
     TRY(add_set(&args.set, "data.train_rows=0"), err);
+    TRY(add_set(&args.set, "run.eval_every=0"), err);
     snprintf(rows_set, sizeof(rows_set), "data.rows=%" PRIu64, rows);
     if (rows != 0) TRY(add_set(&args.set, rows_set), err);
     TRY(config_args_open(&args, path, &c), err);
-    TRY(output_check(out, NULL, true), err_config);
+    const char *const input[] = {path, c->data.path, c->data.eval_path};
+    TRY(output_check(out, input, sizeof(input) / sizeof(input[0]), force), err_config);
     TRY(synthetic_best(c, 0, &logloss, &auc), err_config);
     TRY(synth_write_tsv(c, out, c->data.rows), err_config);
     print_result(c->data.rows, logloss, auc);

@@ -180,8 +180,8 @@ static void every_name_of_a_list_of_names_is_its_enum_value(void **state)
         for (int v = 0; key->names[v] != NULL; v++) {
             char text[64];
             snprintf(text, sizeof(text), "%s.%s=%s", key->section, key->name, key->names[v]);
-            const char *set[] = {"data.rows=100", text};
-            struct config *c = must_open(LEAST, set, 2);
+            const char *set[] = {text, "data.rows=100"};
+            struct config *c = must_open(LEAST, set, strcmp(key->names[v], "synthetic") ? 1 : 2);
             int got = strcmp(key->name, "format") == 0      ? (int)c->data.format
                       : strcmp(key->name, "kind") == 0      ? (int)c->model.kind
                       : strcmp(key->name, "optimizer") == 0 ? (int)c->train.optimizer
@@ -328,6 +328,7 @@ static void draw_config(uint64_t seed, struct drawn *r)
     r->c.data.train_rows = draw(seed, &n) % 1000;
     r->c.data.eval_rows = draw(seed, &n) % 1000;
     r->c.data.seed = draw(seed, &n);
+    if (r->c.data.format != DATA_SYNTHETIC) r->c.data.rows = 0, r->c.data.seed = 1;
     r->c.data.path = r->path;
     r->c.data.eval_path = draw(seed, &n) % 2 ? r->eval_path : NULL;
     r->c.run.dir = r->run_dir;

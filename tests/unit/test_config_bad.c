@@ -124,6 +124,8 @@ static const struct { const char *set, *what; } BAD_VALUES[] = {
     {"model.tables=[281474976710656]", "tables[0] '281474976710656': want an integer"},
     {"model.tables=[5, x]", "tables[1] 'x' is not a number"},
     {"model.tables=5", "tables '5' is not a list; write [5]"},
+    {"model.tables=500 20", "tables '500 20' is not a list; write [500, 20]"},
+    {"model.tables= 7,8 ; 9", "is not a list; write [7, 8, 9]"},
     {"model.tables=[5, [6]]", "'tables' is neither a value nor a flat list"},
     {"model.tables={a: 5}", "'tables' is neither a value nor a flat list"},
     {"model.tables=[5", "not valid YAML"},
@@ -183,6 +185,17 @@ static void set_without_section_key_or_value_is_a_usage_error(void **state)
         must_fail(conf, &CASES[i], 1, ST_USAGE, "--set '", "want SECTION.KEY=VALUE");
 }
 
+static void set_of_a_key_without_its_section_names_it(void **state)
+{
+    static const struct { const char *set, *hint; } CASES[] = {
+        {"epochs=3", "--set 'epochs=3': want SECTION.KEY=VALUE (did you mean train.epochs?)"},
+        {"seed=3", "(did you mean data.seed or train.seed?)"},
+    };
+    put_file(conf, LEAST, strlen(LEAST));
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        must_fail(conf, &CASES[i].set, 1, ST_USAGE, "--set '", CASES[i].hint);
+}
+
 static void what_is_right_at_the_edge_of_a_range_is_taken(void **state)
 {
     static const char *const CASES[] = {
@@ -214,6 +227,12 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
          "iterations 5 and train.epochs 2 are both given"},
         {{"data.format=synthetic"}, "conf.yml", "data.rows is missing; format synthetic needs it"},
         {{"data.format=synthetic", "data.rows=0"}, "--set data.rows", "data.rows is missing"},
+        {{"data.rows=9"}, "--set data.rows",
+         "data.rows is for data.format synthetic alone; leave it out"},
+        {{"data.seed=2"}, "--set data.seed",
+         "data.seed is for data.format synthetic alone; leave it out"},
+        {{"run.eval_every=5"}, "--set run.eval_every",
+         "run.eval_every is 5, but nothing is held out; set data.train_rows or data.eval_path"},
         {{"run.snapshot_every=10"}, "--set run.snapshot_every",
          "snapshots are not supported yet; leave run.snapshot_every at 0"},
     };
@@ -224,6 +243,10 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
     const char *too_many[] = {"data.format=synthetic", "data.rows=9", "data.train_rows=10"};
     must_fail(conf, too_many, 3, ST_CONFIG, "--set data.train_rows",
               "data.train_rows 10 is more than data.rows 9");
+    too_many[2] = "data.train_rows=9";
+    must_fail(conf, too_many, 3, ST_CONFIG, "--set data.train_rows",
+              "data.train_rows takes all 9 data.rows: nothing is held out; lower it or set "
+              "data.eval_rows");
 }
 
 /* --- what is refused: files ----------------------------------------------------------------- */
@@ -305,7 +328,12 @@ static void a_file_that_is_missing_or_not_ours_to_read_says_so(void **state)
     put_file(conf, LEAST, strlen(LEAST));
     must_fail(gone, NULL, 0, ST_NOINPUT, "gone.yml", "no such file");
     must_fail(below, NULL, 0, ST_NOINPUT, "below.yml", "no such file");
-    must_fail(dir, NULL, 0, ST_PERM, dir, "is a directory");
+    must_fail(dir, NULL, 0, ST_NOINPUT, dir, "is a directory; name a configuration file");
+    snprintf(below, sizeof(below), "%s/config.yaml", dir);
+    put_file(below, LEAST, strlen(LEAST));
+    must_fail(dir, NULL, 0, ST_NOINPUT, dir, "is a directory; did you mean ");
+    must_fail(dir, NULL, 0, ST_NOINPUT, "/config.yaml?", "did you mean ");
+    assert_int_equal(unlink(below), 0);
     if (geteuid() == 0) return; /* to root everything is readable */
     assert_int_equal(chmod(conf, 0), 0);
     must_fail(conf, NULL, 0, ST_PERM, "conf.yml", "permission denied");
@@ -324,7 +352,8 @@ static void files_up_to_one_mebibyte_are_read(void **state)
     assert_int_equal(try_open(conf, NULL, 0, &c), ST_OK);
     config_close(c);
     put_file(conf, text, cap);
-    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml", "configuration too large");
+    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml", "too large for a configuration: more than 1048576 "
+              "bytes; is it one (YAML)?");
     free(text);
 }
 
@@ -367,6 +396,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_values_are_refused_with_what_would_be_right),
         cmocka_unit_test(set_without_section_key_or_value_is_a_usage_error),
+        cmocka_unit_test(set_of_a_key_without_its_section_names_it),
         cmocka_unit_test(what_is_right_at_the_edge_of_a_range_is_taken),
         cmocka_unit_test(contradictions_are_refused_at_the_line_of_one_of_them),
         cmocka_unit_test(bad_files_are_refused_with_their_line),

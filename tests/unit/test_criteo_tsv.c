@@ -175,7 +175,8 @@ static void a_bad_line_stops_with_its_number(void **state)
                                           "looks like a test file)");
     line_with(line, 0, "2\t3", 3);
     st = read_second_line(f, line, strlen(line));
-    fixture_assert_failed(f, st, ST_DATA, "t.tsv:2: 41 fields, expected 40");
+    fixture_assert_failed(f, st, ST_DATA, "t.tsv:2: 41 fields, expected 40 (label + 13 of "
+                                          "model.dense_features + 26 of model.tables)");
     st = read_second_line(f, "1\t2\t3\n", 6);
     fixture_assert_failed(f, st, ST_DATA, "t.tsv:2: 3 fields, expected 40");
     st = read_second_line(f, "1,2,3\n", 6);
@@ -263,6 +264,33 @@ static void what_real_files_do_is_accepted(void **state)
     samples_close(&s);
 }
 
+/* Write `n` lines of 17 fields (13 integers, 3 ids), then `end`; read all with 26 tables. */
+static enum st read_narrow(struct fixture *f, int n, const char *end)
+{
+    char text[64 << 10];
+    uint32_t rows;
+    size_t at = 0;
+    for (int i = 0; i < n; i++)
+        at += (size_t)sprintf(text + at, "0\t1\t2\t3\t4\t5\t6\t7\t8\t9\t0\t1\t2\t3\ta\tb\tc\n");
+    at += (size_t)sprintf(text + at, "%s", end);
+    fixture_write(f, "t.tsv", text, at);
+    return fixture_read_all(f, 0, NULL, &rows);
+}
+
+static void a_file_that_is_never_as_wide_as_the_model_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    char line[1024];
+    fixture_assert_failed(f, read_narrow(f, 1, ""), ST_DATA,
+                          "t.tsv: no line has 40 fields (label + 13 of model.dense_features + 26 of "
+                          "model.tables); the longest of the first 1 has 17");
+    fixture_assert_failed(f, read_narrow(f, 1000, good_line(line, "\n")), ST_DATA,
+                          "the longest of the first 1000 has 17");
+    assert_int_equal(read_narrow(f, 999, good_line(line, "\n")), ST_OK); /* stripped, then whole */
+    f->cfg.data.train_rows = 5; /* not even of the few rows that are asked for */
+    fixture_assert_failed(f, read_narrow(f, 20, ""), ST_DATA, "the longest of the first 20 has 17");
+}
+
 static void a_last_line_that_was_cut_is_not_a_sample(void **state)
 {
     struct fixture *f = *state;
@@ -273,6 +301,15 @@ static void a_last_line_that_was_cut_is_not_a_sample(void **state)
         fixture_assert_failed(f, st, ST_DATA, "t.tsv:2: last line incomplete (file truncated?)");
     }
     assert_int_equal(read_second_line(f, line, whole), ST_OK);
+}
+
+static void a_prepared_file_is_not_read_as_text(void **state)
+{
+    struct fixture *f = *state;
+    uint32_t rows;
+    fixture_write(f, "t.chp", "CHANTERP\x01\0\0\0", 12);
+    fixture_assert_failed(f, fixture_read_all(f, 0, NULL, &rows), ST_DATA,
+                          "t.chp: is a prepared file; set data.format=prepared");
 }
 
 static void an_empty_file_has_too_few_samples(void **state)
@@ -339,6 +376,8 @@ int main(void)
         WITH_FIXTURE(a_line_may_have_64_kib_and_not_one_byte_more),
         WITH_FIXTURE(a_line_may_end_anywhere_in_the_buffer),
         WITH_FIXTURE(what_real_files_do_is_accepted),
+        WITH_FIXTURE(a_file_that_is_never_as_wide_as_the_model_is_refused),
+        WITH_FIXTURE(a_prepared_file_is_not_read_as_text),
         WITH_FIXTURE(a_last_line_that_was_cut_is_not_a_sample),
         WITH_FIXTURE(an_empty_file_has_too_few_samples),
         WITH_FIXTURE(a_torn_or_damaged_gzip_file_is_no_short_file),

@@ -115,6 +115,7 @@ static void bad_lines_are_usage_errors_that_say_what_is_wrong(void **state)
     static const struct { const char *args, *what; } CASES[] = {
         {"--bacth|5", "unknown option --bacth (did you mean --batch?)"},
         {"--bacth=5", "unknown option --bacth (did you mean --batch?)"},
+        {"--epochs=3", "--epochs; the key train.epochs is given as --set SECTION.KEY=VALUE"},
         {"--hepl", "unknown option --hepl (did you mean --help?)"},
         {"--zzzzz", "unknown option --zzzzz; see chanter test --help"},
         {"--batc|5", "unknown option --batc"}, /* no abbreviations */

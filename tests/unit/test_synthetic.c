@@ -117,7 +117,7 @@ static void empty_fields_are_written_empty(void **state)
     assert_true(fabs((double)empty_pairs / 1000 - 5.9) < 0.4); /* shares above: 2.97 + 2.92 */
     free(text);
     enum st st = synth_write_tsv(&f->cfg, "/no/such/directory/x", 1);
-    fixture_assert_failed(f, st, ST_CANTCREATE, "/no/such/directory/x.part: cannot create");
+    fixture_assert_failed(f, st, ST_CANTCREATE, "/no/such/directory/x: cannot create");
 }
 
 static void held_out_rows_lie_behind_the_training_rows(void **state)

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -289,7 +290,8 @@ static void synth_writes_the_rows_it_reports_whatever_config_trains_on(void **st
     snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
     snprintf(set, sizeof(set), "--out=%s", out);
     assert_int_equal(command(synth_main, config, set, "--rows", "15"), ST_OK);
-    assert_int_equal(command(synth_main, config, set, "--rows", "500"), ST_OK);
+    assert_failed(command(synth_main, config, set, "--rows=500", NULL), ST_CANTCREATE, "--force");
+    assert_int_equal(command(synth_main, config, set, "--rows=500", "--force"), ST_OK);
     assert_has(said, "{\"rows\":500,\"best_logloss\":0.");
     assert_has(said, "\"best_auc\":0.");
     FILE *f = fopen(out, "r");
@@ -306,8 +308,75 @@ static void synth_and_prepare_need_to_know_where_to_write(void **state)
     snprintf(data, sizeof(data), "--out=%s", tiny.data);
     assert_failed(command(synth_main, config, "--rows=5", NULL, NULL), ST_USAGE, "--out");
     assert_failed(command(prepare_main, config, NULL, NULL, NULL), ST_USAGE, "--out");
-    assert_failed(command(prepare_main, config, data, NULL, NULL), ST_USAGE,
+    assert_failed(command(prepare_main, config, data, "--force", NULL), ST_USAGE,
                   "is the file to read from");
+}
+
+/* What --out names stays what it was, whatever it is, even with --force. */
+static void nothing_but_a_regular_file_is_replaced(void **state)
+{
+    char config[256], set[300], link_to[300];
+    struct stat before, after;
+    command_fn *make[] = {synth_main, prepare_main};
+    snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
+    snprintf(set, sizeof(set), "--out=%s", out);
+    snprintf(link_to, sizeof(link_to), "%s/elsewhere", tiny.dir);
+    for (int kind = 0; kind < 3; kind++) {
+        if (kind == 0) assert_int_equal(mkfifo(out, 0600), 0);
+        if (kind == 1) assert_int_equal(symlink(link_to, out), 0);
+        if (kind == 2) assert_int_equal(mkdir(out, 0700), 0);
+        assert_int_equal(lstat(out, &before), 0);
+        for (size_t i = 0; i < 2; i++)
+            assert_failed(command(make[i], config, set, i == 0 ? "--set=data.rows=9" : "--force",
+                                  "--force"), ST_CANTCREATE, out);
+        assert_failed(command(export_main, tiny.run, out, "--force", NULL), ST_CANTCREATE, out);
+        assert_int_equal(lstat(out, &after), 0);
+        assert_int_equal(after.st_mode, before.st_mode);
+        assert_int_equal(after.st_ino, before.st_ino);
+        assert_int_equal(remove(out), 0);
+    }
+}
+
+static void what_is_read_is_never_replaced(void **state)
+{
+    char config[256], set[300];
+    command_fn *make[] = {synth_main, prepare_main};
+    const char *input[] = {config, tiny.data};
+    snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(set, sizeof(set), "--out=%s", input[i / 2]);
+        assert_failed(command(make[i % 2], config, set, i % 2 == 0 ? "--rows=5" : "--force",
+                              "--force"), ST_USAGE, "is the file to read from");
+    }
+    snprintf(set, sizeof(set), "--out=%s/no/where", tiny.dir);
+    assert_failed(command(synth_main, config, set, "--rows=5", NULL), ST_CANTCREATE,
+                  "/no/where: cannot create: ");
+    assert_failed(command(prepare_main, config, set, NULL, NULL), ST_CANTCREATE,
+                  "/no/where: cannot create: ");
+}
+
+static void synth_and_prepare_need_no_run_directory(void **state)
+{
+    char config[256], text[1024], set[300];
+    command_fn *make[] = {synth_main, prepare_main};
+    snprintf(config, sizeof(config), "%s", tiny_run_path(&tiny, "config.yaml"));
+    FILE *f = fopen(config, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
+    fclose(f);
+    char *run = strstr(text, "run: {");
+    assert_non_null(run);
+    *run = '\0';
+    tiny_run_text(&tiny, "config.yaml", text);
+    snprintf(set, sizeof(set), "--out=%s", out);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(command(make[i], config, set, "--force", i == 0 ? "--rows=5" : NULL),
+                         ST_OK);
+        assert_int_equal(command(make[i], "--help", NULL, NULL, NULL), ST_END);
+        assert_has(said, i == 0 ? "[OPTION ...] CONFIG --out FILE.tsv\n"
+                                : "[OPTION ...] CONFIG --out FILE.chp\n");
+        assert_has(said, "--set SECTION.KEY=VALUE");
+    }
 }
 
 static void prepare_writes_a_file_that_verifies(void **state)
@@ -358,6 +427,9 @@ int main(void)
         WITH(inspect_lists_tensors_and_counts_what_is_no_number),
         WITH(synth_writes_the_rows_it_reports_whatever_config_trains_on),
         WITH(synth_and_prepare_need_to_know_where_to_write),
+        WITH(nothing_but_a_regular_file_is_replaced),
+        WITH(what_is_read_is_never_replaced),
+        WITH(synth_and_prepare_need_no_run_directory),
         WITH(prepare_writes_a_file_that_verifies),
         WITH(every_command_explains_itself),
     };
