@@ -4,8 +4,8 @@
  * memchr and never copied. Every line is a sample, so that row r is line r + 1. A field is parsed
  * by hand: the locale plays no part, and what does not parse stops the job with FILE:LINE.
  *
- * Lines may be short, since copies lose trailing TABs; so a file made for fewer tables would pass for
- * one that lost them everywhere. A reader therefore begins by looking for one line that is whole.
+ * Lines may be short, since copies lose trailing TABs; so a file made for fewer tables would pass
+ * for one that lost them everywhere. A reader therefore begins by looking for a line that is whole.
  *
  * A line that is wrong because somebody is writing to the file is reported as the change it is,
  * not as the damage it looks like. */
@@ -330,7 +330,7 @@ static enum st go_to_mark(struct tsv *t)
     return ST_OK;
 }
 
-/* Look for a line with all fields; most often the first is one. At the first row, and back there. */
+/* Look for a line with all fields; most often the first is one. Begins and ends at the first. */
 static enum st check_width(struct tsv *t)
 {
     char sum[SUM_BYTES];
@@ -343,8 +343,8 @@ static enum st check_width(struct tsv *t)
     }
     if (st != ST_OK && st != ST_END) return st;
     if (t->row > 0 && t->widest < n_fields(t))
-        return log_fail(ST_DATA, t->path, "no line has %u fields%s; the longest of the first %u has "
-                        "%u", n_fields(t), sum_text(t, sum), (unsigned)t->row, t->widest);
+        return log_fail(ST_DATA, t->path, "no line has %u fields%s; the longest of the first %u "
+                        "has %u", n_fields(t), sum_text(t, sum), (unsigned)t->row, t->widest);
     return go_to_mark(t);
 }
 

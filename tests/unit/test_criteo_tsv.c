@@ -282,8 +282,8 @@ static void a_file_that_is_never_as_wide_as_the_model_is_refused(void **state)
     struct fixture *f = *state;
     char line[1024];
     fixture_assert_failed(f, read_narrow(f, 1, ""), ST_DATA,
-                          "t.tsv: no line has 40 fields (label + 13 of model.dense_features + 26 of "
-                          "model.tables); the longest of the first 1 has 17");
+                          "t.tsv: no line has 40 fields (label + 13 of model.dense_features + 26 "
+                          "of model.tables); the longest of the first 1 has 17");
     fixture_assert_failed(f, read_narrow(f, 1000, good_line(line, "\n")), ST_DATA,
                           "the longest of the first 1000 has 17");
     assert_int_equal(read_narrow(f, 999, good_line(line, "\n")), ST_OK); /* stripped, then whole */
