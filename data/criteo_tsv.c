@@ -11,6 +11,7 @@
  * not as the damage it looks like. */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,6 +31,9 @@ enum {
     WIDTH_LINES = 1000,            /* one of the first so many has all fields */
     SUM_BYTES = 96,
 };
+
+/* A process opens a file more than once, for training and for evaluation; said once is enough. */
+static atomic_flag noted_crlf = ATOMIC_FLAG_INIT, noted_bom = ATOMIC_FLAG_INIT;
 
 struct field { const char *p; size_t n; };   /* into the buffer, until the next line is read */
 
@@ -53,7 +57,6 @@ struct tsv {
     struct { uint64_t row, offset; } mark; /* where the last seek ended                  */
     struct field *field;           /* owns; [1 + dense_features + n_tables]              */
     unsigned widest;               /* most fields of a line so far                       */
-    bool noted_crlf;
 };
 
 static unsigned n_fields(const struct tsv *t)
@@ -275,11 +278,11 @@ static enum st parse_line(struct tsv *t, const struct line *line, float *dense, 
     return ST_OK;
 }
 
-static void note_crlf(struct tsv *t, const struct line *line)
+static void note_crlf(const struct tsv *t, const struct line *line)
 {
-    if (t->noted_crlf || !line->terminated || line->p[line->n] != '\r') return;
+    if (!line->terminated || line->p[line->n] != '\r') return;
+    if (atomic_flag_test_and_set_explicit(&noted_crlf, memory_order_relaxed)) return;
     log_note(t->path, "lines end in CR LF; accepted");
-    t->noted_crlf = true;
 }
 
 /* --- the reader -------------------------------------------------------------------------- */
@@ -315,7 +318,8 @@ static enum st skip_bom(struct tsv *t)
     if (t->tail < 3 || memcmp(t->buffer, "\xEF\xBB\xBF", 3) != 0) return ST_OK;
     t->head = 3;
     t->mark.offset = 3;
-    log_note(t->path, "starts with a UTF-8 byte order mark; accepted");
+    if (!atomic_flag_test_and_set_explicit(&noted_bom, memory_order_relaxed))
+        log_note(t->path, "starts with a UTF-8 byte order mark; accepted");
     return ST_OK;
 }
 
