@@ -132,8 +132,8 @@ enum st doc_open(const char *path, struct doc **out)
     }
     TRY(read_all(fd, path, text, cap, &len), err_text);
     if (len > DOC_MAX_BYTES)
-        st = log_fail(ST_CONFIG, path, "too large for a configuration: more than %d bytes; is it one "
-                      "(YAML)?", DOC_MAX_BYTES);
+        st = log_fail(ST_CONFIG, path, "too large for a configuration: more than %d bytes; is "
+                      "it one (YAML)?", DOC_MAX_BYTES);
     else
         st = doc_parse(path, text, len, out);
 

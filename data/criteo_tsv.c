@@ -4,13 +4,14 @@
  * memchr and never copied. Every line is a sample, so that row r is line r + 1. A field is parsed
  * by hand: the locale plays no part, and what does not parse stops the job with FILE:LINE.
  *
- * Lines may be short, since copies lose trailing TABs; so a file made for fewer tables would pass for
- * one that lost them everywhere. A reader therefore begins by looking for one line that is whole.
+ * Lines may be short, since copies lose trailing TABs; so a file made for fewer tables would pass
+ * for one that lost them everywhere. A reader therefore begins by looking for a line that is whole.
  *
  * A line that is wrong because somebody is writing to the file is reported as the change it is,
  * not as the damage it looks like. */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,6 +31,9 @@ enum {
     WIDTH_LINES = 1000,            /* one of the first so many has all fields */
     SUM_BYTES = 96,
 };
+
+/* A process opens a file more than once, for training and for evaluation; said once is enough. */
+static atomic_flag noted_crlf = ATOMIC_FLAG_INIT, noted_bom = ATOMIC_FLAG_INIT;
 
 struct field { const char *p; size_t n; };   /* into the buffer, until the next line is read */
 
@@ -53,7 +57,6 @@ struct tsv {
     struct { uint64_t row, offset; } mark; /* where the last seek ended                  */
     struct field *field;           /* owns; [1 + dense_features + n_tables]              */
     unsigned widest;               /* most fields of a line so far                       */
-    bool noted_crlf;
 };
 
 static unsigned n_fields(const struct tsv *t)
@@ -275,11 +278,11 @@ static enum st parse_line(struct tsv *t, const struct line *line, float *dense, 
     return ST_OK;
 }
 
-static void note_crlf(struct tsv *t, const struct line *line)
+static void note_crlf(const struct tsv *t, const struct line *line)
 {
-    if (t->noted_crlf || !line->terminated || line->p[line->n] != '\r') return;
+    if (!line->terminated || line->p[line->n] != '\r') return;
+    if (atomic_flag_test_and_set_explicit(&noted_crlf, memory_order_relaxed)) return;
     log_note(t->path, "lines end in CR LF; accepted");
-    t->noted_crlf = true;
 }
 
 /* --- the reader -------------------------------------------------------------------------- */
@@ -315,7 +318,8 @@ static enum st skip_bom(struct tsv *t)
     if (t->tail < 3 || memcmp(t->buffer, "\xEF\xBB\xBF", 3) != 0) return ST_OK;
     t->head = 3;
     t->mark.offset = 3;
-    log_note(t->path, "starts with a UTF-8 byte order mark; accepted");
+    if (!atomic_flag_test_and_set_explicit(&noted_bom, memory_order_relaxed))
+        log_note(t->path, "starts with a UTF-8 byte order mark; accepted");
     return ST_OK;
 }
 
@@ -330,7 +334,7 @@ static enum st go_to_mark(struct tsv *t)
     return ST_OK;
 }
 
-/* Look for a line with all fields; most often the first is one. At the first row, and back there. */
+/* Look for a line with all fields; most often the first is one. Begins and ends at the first. */
 static enum st check_width(struct tsv *t)
 {
     char sum[SUM_BYTES];
@@ -343,8 +347,8 @@ static enum st check_width(struct tsv *t)
     }
     if (st != ST_OK && st != ST_END) return st;
     if (t->row > 0 && t->widest < n_fields(t))
-        return log_fail(ST_DATA, t->path, "no line has %u fields%s; the longest of the first %u has "
-                        "%u", n_fields(t), sum_text(t, sum), (unsigned)t->row, t->widest);
+        return log_fail(ST_DATA, t->path, "no line has %u fields%s; the longest of the first %u "
+                        "has %u", n_fields(t), sum_text(t, sum), (unsigned)t->row, t->widest);
     return go_to_mark(t);
 }
 

@@ -81,8 +81,11 @@ static enum st check_cache(const struct config *c, const struct head *h)
                         "cache %" PRIu64 " rows < batch working set %" PRIu64
                         "; raise cluster.cache_rows",
                         rows, h->working_set);
-    printf("cache     ok: %" PRIu64 " rows for each trainer; a batch needs up to %" PRIu64 "\n",
-           rows, h->working_set);
+    /* A given number is only known to do for the batches that were read. */
+    bool given = c->cluster.cache_rows != 0, close = given && rows / 11 * 10 < h->working_set;
+    printf("cache     %s: %" PRIu64 " rows for each trainer; a batch needs up to %" PRIu64 "%s\n",
+           close ? "close" : given ? "ok so far" : "ok", rows, h->working_set,
+           close ? " so far, later ones may need more" : "");
     return ST_OK;
 }
 
@@ -137,14 +140,12 @@ static void to_parent(char *path)
     else slash[slash == path] = '\0';
 }
 
-enum st check_run_dir(const struct config *c)
+/* run.dir or the first folder on the way up that is there. */
+static enum st find_folder(const char *dir, char path[PATH_MAX])
 {
-    char path[PATH_MAX];
     struct stat info;
-    const char *dir = c->run.dir;
-    if (snprintf(path, sizeof(path), "%s", dir) >= (int)sizeof(path))
+    if (snprintf(path, PATH_MAX, "%s", dir) >= PATH_MAX)
         return log_fail(ST_CANTCREATE, "run.dir", "path too long");
-    /* The first folder on the way up that is there has to let us in. */
     while (stat(path, &info) != 0) {
         if (errno != ENOENT)
             return log_fail(ST_CANTCREATE, dir, "cannot be created: %s", strerror(errno));
@@ -152,9 +153,48 @@ enum st check_run_dir(const struct config *c)
     }
     if (!S_ISDIR(info.st_mode))
         return log_fail(ST_CANTCREATE, dir, "cannot be created: %s is not a directory", path);
-    if (access(path, W_OK | X_OK) != 0)
-        return log_fail(ST_CANTCREATE, dir, "cannot write in %s: %s", path, strerror(errno));
-    printf("run dir   ok: %s %s\n", dir, strcmp(path, dir) == 0 ? "is there" : "can be made");
+    return ST_OK;
+}
+
+/* Make a directory in `folder` and remove it: permissions alone do not tell (/proc, a read-only or
+ * full file system). */
+static enum st try_folder(const char *dir, const char *folder)
+{
+    char probe[PATH_MAX + 32];
+    snprintf(probe, sizeof(probe), "%s/.chanter-check-XXXXXX", folder);
+    if (mkdtemp(probe) == NULL)
+        return log_fail(ST_CANTCREATE, dir, "cannot make a directory in %s: %s", folder,
+                        strerror(errno));
+    if (rmdir(probe) != 0)
+        return log_fail(ST_CANTCREATE, dir, "cannot remove %s: %s", probe, strerror(errno));
+    return ST_OK;
+}
+
+enum st check_run_dir(const struct config *c)
+{
+    char folder[PATH_MAX], run[PATH_MAX + 16];
+    const char *dir = c->run.dir;
+    enum st st = find_folder(dir, folder);
+    if (st == ST_OK) st = try_folder(dir, folder);
+    if (st != ST_OK) return st;
+    snprintf(run, sizeof(run), "%s/metrics.jsonl", dir);
+    const char *what = strcmp(folder, dir) == 0 ? "is there" : "can be made";
+    if (access(run, F_OK) == 0) what = "holds a run already; --overwrite will be needed";
+    printf("run dir   ok: %s %s\n", dir, what);
+    return ST_OK;
+}
+
+enum st check_disk(const struct config *c, uint64_t free_bytes)
+{
+    uint64_t need = sizes_of(c).disk_bytes;
+    char need_text[32], free_text[32];
+    if (need == 0) return ST_OK;
+    bytes_text(need, true, need_text);
+    bytes_text(free_bytes, false, free_text);
+    if (need > free_bytes)
+        return log_fail(ST_CANTCREATE, "run.dir", "the weights need %s, free %s; make room, or "
+                        "set run.save_final: false", need_text, free_text);
+    printf("disk      ok: %s of %s for the weights\n", need_text, free_text);
     return ST_OK;
 }
 
@@ -240,11 +280,20 @@ static enum st first_of(enum st first, enum st then)
     return first != ST_OK ? first : then;
 }
 
+static enum st check_run_place(const struct config *c)
+{
+    char folder[PATH_MAX];
+    enum st st = check_run_dir(c);
+    if (st != ST_OK) return st;
+    st = find_folder(c->run.dir, folder);
+    return st != ST_OK ? st : check_disk(c, free_in(folder));
+}
+
 static enum st check_all(const struct config *c)
 {
     enum st st = check_data(c);
     st = first_of(st, check_memory(c, available_memory()));
-    st = first_of(st, check_run_dir(c));
+    st = first_of(st, check_run_place(c));
     st = first_of(st, check_files(c, file_limit()));
     st = first_of(st, check_shm(c, SHM_DIR, free_in(SHM_DIR)));
     return first_of(st, check_mpirun(c, getenv("PATH")));

@@ -1,5 +1,5 @@
 /* launch/check.h - preflight: what would keep a job from running, found in seconds and all at
- * once. Changes nothing. Each check prints a line "NAME ok: ..." on standard output or logs what
+ * once. Leaves nothing changed. Each check prints a line "NAME ok: ..." on standard output or logs what
  * would fail; a check of the machine is told what the machine has, so that tests can say it. */
 #ifndef CHANTER_LAUNCH_CHECK_H
 #define CHANTER_LAUNCH_CHECK_H
@@ -14,6 +14,8 @@ MUST_USE enum st check_data(const struct config *c);
 MUST_USE enum st check_memory(const struct config *c, uint64_t available_bytes);
 /* Can run.dir be made, or written if it is there? */
 MUST_USE enum st check_run_dir(const struct config *c);
+/* `free_bytes`: where run.dir is or will be. */
+MUST_USE enum st check_disk(const struct config *c, uint64_t free_bytes);
 MUST_USE enum st check_files(const struct config *c, uint64_t limit);
 /* `dir`: where shared memory lives. */
 MUST_USE enum st check_shm(const struct config *c, const char *dir, uint64_t free_bytes);

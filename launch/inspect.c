@@ -29,6 +29,11 @@ static void print_bytes(double bytes)
     printf(k == 0 ? "%.0f %s" : "%.1f %s", bytes, UNIT[k]);
 }
 
+static const char *plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 static void print_file_bytes(const char *path)
 {
     struct stat s;
@@ -84,7 +89,8 @@ static enum st inspect_safetensors(const char *path)
     printf("  %" PRIu64 " values in all\n", values);
     safetensors_close(s);
     if (odd == 0) return ST_OK;
-    return log_fail(ST_DATA, path, "%" PRIu64 " values are not finite", odd);
+    return log_fail(ST_DATA, path, "%" PRIu64 " value%s not finite", odd,
+                    odd == 1 ? " is" : "s are");
 }
 
 /* --- prepared --------------------------------------------------------------------------------- */
@@ -124,8 +130,9 @@ static void print_runlog(const struct runlog *r)
     if (r->n_train > 0) printf(": loss %.5f at first, %.5f at last", r->first_loss, r->last_loss);
     printf("\n");
     if (r->n_eval > 0) {
-        printf("  evaluated  %" PRIu64 " times; the last: %" PRIu64 " rows, loss %.5f, AUC ",
-               r->n_eval, r->eval.rows, r->eval.loss);
+        printf("  evaluated  %" PRIu64 " time%s; the last: %" PRIu64 " row%s, loss %.5f, "
+               "AUC ", r->n_eval, plural(r->n_eval), r->eval.rows, plural(r->eval.rows),
+               r->eval.loss);
         print_auc(r->eval.auc);
         printf("\n");
     }
@@ -160,13 +167,14 @@ static void print_config(const struct config *c)
 {
     uint64_t rows = 0;
     for (uint32_t t = 0; t < c->model.n_tables; t++) rows += c->model.tables[t];
-    printf("  model      dlrm, %" PRIu32 " tables of %" PRIu64 " rows in all, dim %" PRIu32,
-           c->model.n_tables, rows, c->model.dim);
+    printf("  model      dlrm, %" PRIu32 " table%s of %" PRIu64 " rows in all, dim %" PRIu32,
+           c->model.n_tables, plural(c->model.n_tables), rows, c->model.dim);
     print_widths("bottom", c->model.bottom_mlp, c->model.n_bottom_mlp);
     print_widths("top", c->model.top_mlp, c->model.n_top_mlp);
     printf("\n  training   %s, learning rate %g, %" PRIu32 " samples a batch in %" PRIu32
-           " slices, seed %" PRIu64 "\n", config_optimizer_name(c->train.optimizer),
-           (double)c->train.learning_rate, c->train.global_batch, c->train.slices, c->train.seed);
+           " slice%s, seed %" PRIu64 "\n", config_optimizer_name(c->train.optimizer),
+           (double)c->train.learning_rate, c->train.global_batch, c->train.slices,
+           plural(c->train.slices), c->train.seed);
     printf("  data       %s\n", c->data.format == DATA_SYNTHETIC ? "synthetic" : c->data.path);
 }
 
@@ -193,15 +201,14 @@ static enum st print_log_of(const char *dir)
 static enum st print_weights_of(const char *dir)
 {
     struct rundir *r;
-    bool state = there(dir, "final.state.safetensors");
     if (!there(dir, "final.safetensors")) {
         printf("  weights    none: the run has not ended, or run.save_final is false\n");
         return ST_OK;
     }
-    enum st st = rundir_open(dir, NULL, 0, state ? RUNDIR_STATE : RUNDIR_WEIGHTS, &r);
+    enum st st = rundir_open(dir, NULL, 0, RUNDIR_STATE, &r);
     if (st != ST_OK) return st;
-    printf("  weights    %zu tensors after %" PRIu64 " iterations; names and shapes are the "
-           "model's\n", safetensors_count(r->weights), r->iterations);
+    printf("  weights    %zu tensors after %" PRIu64 " iteration%s; names and shapes are the "
+           "model's\n", safetensors_count(r->weights), r->iterations, plural(r->iterations));
     if (r->state != NULL)
         printf("  state      %zu tensors\n", safetensors_count(r->state));
     rundir_close(r);
@@ -241,5 +248,6 @@ enum st inspect_main(int argc, char **argv)
     case FILEKIND_METRICS:     return inspect_metrics(path);
     case FILEKIND_OTHER:       break;
     }
-    return log_fail(ST_DATA, path, "is no run directory, .safetensors, .chp or metrics.jsonl");
+    return log_fail(ST_DATA, path, "is no run directory, .safetensors, .chp or metrics.jsonl; "
+                    "`chanter check CONFIG` looks at a configuration and its data");
 }

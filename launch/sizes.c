@@ -83,11 +83,23 @@ static uint64_t files_of(const struct config *c)
     return IDLE_FILES + (c->cluster.transport == TRANSPORT_GRPC ? FILES_PER_PEER * peers : 0);
 }
 
+/* Values and state of all rows and dense weights, and the values once more before training. */
+static uint64_t disk_bytes(const struct config *c, uint32_t state)
+{
+    uint64_t rows = rows_of_tables(c), dense = dense_floats(c);
+    uint64_t values = sum(product(rows, c->model.dim), dense);
+    uint64_t states = state == 0 ? 0 : sum(product(rows, state), dense);
+    uint64_t floats = c->run.save_initial ? values : 0;
+    if (c->run.save_final) floats = sum(floats, sum(values, states));
+    return product(floats, sizeof(float));
+}
+
 struct sizes sizes_of(const struct config *c)
 {
     uint32_t state = config_row_state(c->train.optimizer, c->model.dim);
     uint64_t record = (c->model.dim + state) * sizeof(float), servers = c->cluster.servers;
-    struct sizes s = {.files = files_of(c), .oracle_bytes = window_bytes(c)};
+    struct sizes s = {.files = files_of(c), .oracle_bytes = window_bytes(c),
+                      .disk_bytes = disk_bytes(c, state)};
     s.rows = least(rows_of_tables(c), product(distinct_samples(c), c->model.n_tables));
     s.server_bytes = product(s.rows / servers + (s.rows % servers != 0), record + STAMP_BYTES);
     s.trainer_bytes = sum(product(config_cache_rows(c), record), dense_bytes(c));

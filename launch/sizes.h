@@ -16,6 +16,7 @@ struct sizes {
     uint64_t oracle_bytes;   /* the batches in the window                                    */
     uint64_t total_bytes;    /* all roles on one machine                                     */
     uint64_t files;          /* open at once in the process with the most                    */
+    uint64_t disk_bytes;     /* of the weight files that the run leaves                      */
     uint64_t shm_bytes;      /* of /dev/shm, for the trainers' exchange; 0: none             */
 };
 

@@ -235,9 +235,49 @@ static void a_run_directory_is_there_or_can_be_made(void **state)
     assert_int_equal(PRINTED(check_run_dir(&c)), ST_CANTCREATE);
     assert_int_equal(st_exit_code(ST_CANTCREATE), 73);
     unlink(file);
+    c.run.dir = "/proc/x"; /* where even root makes nothing */
+    assert_int_equal(PRINTED(check_run_dir(&c)), ST_CANTCREATE);
+    assert_non_null(strstr(caught_line, "/proc/x: cannot make a directory in /proc: "));
     if (geteuid() == 0) return; /* root may write anywhere */
     c.run.dir = "/x";
     assert_int_equal(PRINTED(check_run_dir(&c)), ST_CANTCREATE);
+}
+
+static void a_run_that_would_be_in_the_way_is_mentioned(void **state)
+{
+    struct config c = small();
+    char file[96];
+    snprintf(file, sizeof(file), "%s/metrics.jsonl", dir);
+    FILE *f = fopen(file, "w");
+    assert_non_null(f);
+    fclose(f);
+    assert_int_equal(PRINTED(check_run_dir(&c)), ST_OK);
+    assert_non_null(strstr(out, "holds a run already; --overwrite will be needed"));
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(PRINTED(check_run_dir(&c)), ST_OK);
+    assert_null(strstr(out, "overwrite"));
+}
+
+static void the_weights_have_to_fit_on_the_disk(void **state)
+{
+    struct config c = small();
+    const uint64_t dense = 24 + 24 + 4;
+    assert_int_equal(sizes_of(&c).disk_bytes, 0);
+    assert_int_equal(PRINTED(check_disk(&c, 0)), ST_OK); /* nothing is saved */
+    assert_string_equal(out, "");
+    c.run.save_final = true;
+    assert_int_equal(sizes_of(&c).disk_bytes, 4 * (1100 * 4 + dense));
+    c.train.optimizer = OPT_ADAGRAD;
+    assert_int_equal(sizes_of(&c).disk_bytes, 4 * (1100 * 8 + 2 * dense));
+    c.train.optimizer = OPT_ROWWISE_ADAGRAD;
+    assert_int_equal(sizes_of(&c).disk_bytes, 4 * (1100 * 5 + 2 * dense));
+    c.run.save_initial = true;
+    uint64_t need = sizes_of(&c).disk_bytes;
+    assert_int_equal(need, 4 * (1100 * 9 + 3 * dense));
+    assert_int_equal(PRINTED(check_disk(&c, need)), ST_OK);
+    assert_memory_equal(out, "disk      ok: 40 KiB ", 21);
+    assert_int_equal(PRINTED(check_disk(&c, need - 1)), ST_CANTCREATE);
+    assert_non_null(strstr(caught_line, "run.dir: the weights need 40 KiB, free "));
 }
 
 /* --- the command ---------------------------------------------------------------------------- */
@@ -274,6 +314,11 @@ static void a_cache_below_one_batch_is_found_in_the_data(void **state)
     assert_int_equal(check("examples/train.yaml", "--set=cluster.cache_rows=100", NULL), ST_CONFIG);
     assert_non_null(strstr(caught_line, "cluster.cache_rows: cache 100 rows < batch working set "));
     assert_non_null(strstr(out, "run dir   ok:")); /* the other checks ran all the same */
+    assert_int_equal(check("examples/train.yaml", "--set=cluster.cache_rows=800", NULL), ST_OK);
+    assert_non_null(strstr(out, "cache     close: 800 rows for each trainer; a batch needs up to "
+                                "749 so far"));
+    assert_int_equal(check("examples/train.yaml", "--set=cluster.cache_rows=900", NULL), ST_OK);
+    assert_non_null(strstr(out, "cache     ok so far: 900 rows"));
 }
 
 static void the_first_failure_is_the_exit_status_and_all_are_said(void **state)
@@ -310,6 +355,8 @@ int main(void)
         cmocka_unit_test(files_and_shared_memory_are_compared_with_their_limits),
         cmocka_unit_test(mpirun_is_looked_for_as_a_shell_would),
         cmocka_unit_test(a_run_directory_is_there_or_can_be_made),
+        cmocka_unit_test(a_run_that_would_be_in_the_way_is_mentioned),
+        cmocka_unit_test(the_weights_have_to_fit_on_the_disk),
         cmocka_unit_test(the_bundled_examples_pass),
         cmocka_unit_test(a_cache_below_one_batch_is_found_in_the_data),
         cmocka_unit_test(the_first_failure_is_the_exit_status_and_all_are_said),

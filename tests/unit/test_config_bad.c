@@ -352,8 +352,8 @@ static void files_up_to_one_mebibyte_are_read(void **state)
     assert_int_equal(try_open(conf, NULL, 0, &c), ST_OK);
     config_close(c);
     put_file(conf, text, cap);
-    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml", "too large for a configuration: more than 1048576 "
-              "bytes; is it one (YAML)?");
+    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml",
+              "too large for a configuration: more than 1048576 bytes; is it one (YAML)?");
     free(text);
 }
 

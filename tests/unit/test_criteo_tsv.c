@@ -10,6 +10,7 @@
 #include <math.h>
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "base/row.h"
 #include "data/source.h"
 #include "tests/support/data_fixture.h"
@@ -282,13 +283,33 @@ static void a_file_that_is_never_as_wide_as_the_model_is_refused(void **state)
     struct fixture *f = *state;
     char line[1024];
     fixture_assert_failed(f, read_narrow(f, 1, ""), ST_DATA,
-                          "t.tsv: no line has 40 fields (label + 13 of model.dense_features + 26 of "
-                          "model.tables); the longest of the first 1 has 17");
+                          "t.tsv: no line has 40 fields (label + 13 of model.dense_features + 26 "
+                          "of model.tables); the longest of the first 1 has 17");
     fixture_assert_failed(f, read_narrow(f, 1000, good_line(line, "\n")), ST_DATA,
                           "the longest of the first 1000 has 17");
     assert_int_equal(read_narrow(f, 999, good_line(line, "\n")), ST_OK); /* stripped, then whole */
     f->cfg.data.train_rows = 5; /* not even of the few rows that are asked for */
     fixture_assert_failed(f, read_narrow(f, 20, ""), ST_DATA, "the longest of the first 20 has 17");
+}
+
+static void count_notes(void *ctx, const char *line)
+{
+    unsigned *n = ctx;
+    if (strstr(line, "accepted") != NULL) ++*n;
+}
+
+static void what_is_accepted_is_noted_once_however_often_it_is_read(void **state)
+{
+    struct fixture *f = *state;
+    char text[1024], line[1000];
+    unsigned notes = 0;
+    uint32_t rows;
+    snprintf(text, sizeof(text), "\xEF\xBB\xBF%s", good_line(line, "\r\n"));
+    fixture_write(f, "t.tsv", text, strlen(text));
+    log_set_sink(count_notes, &notes);
+    for (int reader = 0; reader < 3; reader++)
+        assert_int_equal(fixture_read_all(f, 0, NULL, &rows), ST_OK);
+    assert_int_equal(notes, 2);
 }
 
 static void a_last_line_that_was_cut_is_not_a_sample(void **state)
@@ -375,6 +396,7 @@ int main(void)
         WITH_FIXTURE(a_bad_line_stops_with_its_number),
         WITH_FIXTURE(a_line_may_have_64_kib_and_not_one_byte_more),
         WITH_FIXTURE(a_line_may_end_anywhere_in_the_buffer),
+        WITH_FIXTURE(what_is_accepted_is_noted_once_however_often_it_is_read),
         WITH_FIXTURE(what_real_files_do_is_accepted),
         WITH_FIXTURE(a_file_that_is_never_as_wide_as_the_model_is_refused),
         WITH_FIXTURE(a_prepared_file_is_not_read_as_text),

@@ -236,6 +236,16 @@ static void inspect_of_a_run_that_has_not_ended_says_so(void **state)
     assert_has(said, "weights    none");
 }
 
+static void inspect_of_a_run_that_lost_its_state_is_an_error(void **state)
+{
+    tiny_run_text(&tiny, "metrics.jsonl", METRICS);
+    assert_int_equal(command(inspect_main, tiny.run, NULL, NULL, NULL), ST_OK);
+    assert_has(said, "evaluated  1 time; the last");
+    assert_int_equal(unlink(tiny_run_path(&tiny, "final.state.safetensors")), 0);
+    assert_failed(command(inspect_main, tiny.run, NULL, NULL, NULL), ST_NOINPUT,
+                  "final.state.safetensors");
+}
+
 static void inspect_finds_damage_in_each_kind_of_file(void **state)
 {
     char path[256];
@@ -263,7 +273,9 @@ static void inspect_finds_damage_in_each_kind_of_file(void **state)
     fclose(f);
     assert_failed(command(inspect_main, out, NULL, NULL, NULL), ST_DATA, "out");
 
-    assert_failed(command(inspect_main, tiny.data, NULL, NULL, NULL), ST_DATA, "data.tsv");
+    assert_failed(command(inspect_main, tiny.data, NULL, NULL, NULL), ST_DATA,
+                  "data.tsv: is no run directory, .safetensors, .chp or metrics.jsonl; `chanter "
+                  "check CONFIG` looks at a configuration and its data");
 }
 
 static void inspect_lists_tensors_and_counts_what_is_no_number(void **state)
@@ -277,7 +289,7 @@ static void inspect_lists_tensors_and_counts_what_is_no_number(void **state)
     memcpy(&tiny.table[2][0], &nan, sizeof(nan));
     tiny_run_weights(&tiny, 0, (struct tiny_fault){0});
     assert_failed(command(inspect_main, path, NULL, NULL, NULL), ST_DATA,
-                  "1 values are not finite");
+                  "1 value is not finite");
     assert_has(said, "1 not finite");
 }
 
@@ -423,6 +435,7 @@ int main(void)
         WITH(export_of_state_that_there_is_none_of_is_an_error),
         WITH(inspect_tells_what_a_run_is),
         WITH(inspect_of_a_run_that_has_not_ended_says_so),
+        WITH(inspect_of_a_run_that_lost_its_state_is_an_error),
         WITH(inspect_finds_damage_in_each_kind_of_file),
         WITH(inspect_lists_tensors_and_counts_what_is_no_number),
         WITH(synth_writes_the_rows_it_reports_whatever_config_trains_on),
