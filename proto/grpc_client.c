@@ -9,9 +9,12 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "proto/grpc_impl.h"
+
+static const char GIVEN_UP[] = "given up by this side";
 
 struct client_end {
     struct rpc_peer base;
@@ -31,6 +34,7 @@ struct client_call {
     rpc_done *done;
     void *done_ctx;
     uint32_t timeout_ms;
+    uint64_t deadline_ns;
     grpc_call *call;
     grpc_byte_buffer *request, *reply;
     grpc_metadata_array initial, trailing;
@@ -39,21 +43,23 @@ struct client_call {
     struct client_call *prev, *next; /* locked by the peer */
 };
 
-/* True when the peer is cancelled already. */
+/* False: the peer has given up, the call is not to be made. */
 static bool call_link(struct client_call *c)
 {
     struct client_end *p = c->peer;
     pthread_mutex_lock(&p->lock);
-    p->waiting++;
-    c->next = p->calls;
-    if (c->next != NULL) c->next->prev = c;
-    p->calls = c;
-    bool cancelled = p->cancelled;
+    bool open = !p->cancelled;
+    if (open) {
+        p->waiting++;
+        c->next = p->calls;
+        if (c->next != NULL) c->next->prev = c;
+        p->calls = c;
+    }
     pthread_mutex_unlock(&p->lock);
-    return cancelled;
+    return open;
 }
 
-/* Likewise. */
+/* Has the peer given up meanwhile? */
 static bool call_unlink(struct client_call *c)
 {
     struct client_end *p = c->peer;
@@ -72,13 +78,30 @@ static enum st call_result(struct client_call *c, struct msg **reply, char text[
     text[0] = '\0';
     if (c->code != GRPC_STATUS_OK) {
         enum st st = rpc_status_get(c->code, c->details, text);
-        if (c->code == GRPC_STATUS_DEADLINE_EXCEEDED && strcmp(text, "Deadline Exceeded") == 0)
+        bool gone = c->code == GRPC_STATUS_CANCELLED && st == ST_UNAVAILABLE;
+        /* The deadline runs on both sides: when the server's is first, it hangs up. */
+        bool late = gone && clock_now_ns() >= c->deadline_ns;
+        if (late || (c->code == GRPC_STATUS_DEADLINE_EXCEEDED &&
+                     strcmp(text, "Deadline Exceeded") == 0)) {
             snprintf(text, RPC_TEXT_BYTES, "no answer within %u ms", c->timeout_ms);
+            return ST_TIMEOUT;
+        }
         return st;
     }
     enum st st = rpc_buffer_read(c->reply, reply);
     if (st != ST_OK) snprintf(text, RPC_TEXT_BYTES, "the answer cannot be read");
     return st;
+}
+
+static void call_free(struct client_call *c)
+{
+    grpc_call_unref(c->call);
+    grpc_byte_buffer_destroy(c->request);
+    grpc_byte_buffer_destroy(c->reply); /* NULL ok */
+    grpc_metadata_array_destroy(&c->initial);
+    grpc_metadata_array_destroy(&c->trailing);
+    grpc_slice_unref(c->details);
+    mem_free(c);
 }
 
 /* The batch is complete: the queue's thread. */
@@ -90,18 +113,11 @@ static void call_done(void *ctx, bool ok)
     enum st st = call_result(c, &reply, text);
     if (call_unlink(c) && c->code == GRPC_STATUS_CANCELLED) {
         st = ST_CANCELLED; /* by this side: a closing server would be ST_UNAVAILABLE */
-        snprintf(text, sizeof(text), "given up by this side");
+        snprintf(text, sizeof(text), "%s", GIVEN_UP);
     }
-    grpc_call_unref(c->call);
-    grpc_byte_buffer_destroy(c->request);
-    grpc_byte_buffer_destroy(c->reply); /* NULL ok */
-    grpc_metadata_array_destroy(&c->initial);
-    grpc_metadata_array_destroy(&c->trailing);
-    grpc_slice_unref(c->details);
-
     struct client_end *p = c->peer;
     c->done(c->done_ctx, st, reply, text);
-    mem_free(c);
+    call_free(c);
     pthread_mutex_lock(&p->lock);
     if (--p->waiting == 0) pthread_cond_signal(&p->none_waiting);
     pthread_mutex_unlock(&p->lock);
@@ -144,6 +160,7 @@ void rpc_grpc_send(struct rpc_peer *base, enum rpc_method method, struct msg *re
     c->done = done;
     c->done_ctx = ctx;
     c->timeout_ms = timeout_ms;
+    c->deadline_ns = clock_now_ns() + (uint64_t)timeout_ms * 1000000u;
     c->details = grpc_empty_slice();
     c->request = rpc_buffer_of(req);
     grpc_metadata_array_init(&c->initial);
@@ -153,12 +170,12 @@ void rpc_grpc_send(struct rpc_peer *base, enum rpc_method method, struct msg *re
     c->call = grpc_channel_create_registered_call(p->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
                                                   p->t->clients.cq, p->method[method], deadline,
                                                   NULL);
-    grpc_call *call = c->call;
-    grpc_call_ref(call); /* c may be gone once it is started */
-    bool cancelled = call_link(c);
-    call_start(c);
-    if (cancelled) grpc_call_cancel(call, NULL);
-    grpc_call_unref(call);
+    if (call_link(c)) {
+        call_start(c);
+    } else {
+        call_free(c);
+        done(ctx, ST_CANCELLED, NULL, GIVEN_UP);
+    }
 }
 
 enum st rpc_grpc_connect(struct transport *base, const char *address, struct rpc_peer **out)
