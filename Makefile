@@ -7,6 +7,7 @@
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
 #   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
+#   make sanitize                            the tests where sanitizers have most to see
 #   make BUG=name                            a build with a planted bug, in build/bug-name/
 #   CI=1: warnings are errors.  V=1: show commands.
 
@@ -20,7 +21,7 @@ PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compile
             libxxhash-dev zlib1g-dev python3 python3-numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check matrix bugs layers clean FORCE
+.PHONY: all deps run test check sanitize matrix bugs clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -112,6 +113,17 @@ matrix: all
 # Every planted bug has to be found by the test that is there for it.
 bugs:
 	$(Q)tests/bugs
+
+# Parsers and arrays under address and undefined, hand-overs between threads under thread.
+SANITIZE := address:codec address:codec_plan address:criteo_tsv address:prepared \
+            address:safetensors address:config_bad address:store address:planner_limits \
+            undefined:codec_plan undefined:cpu_sums undefined:group undefined:planner \
+            thread:ring thread:lanes thread:comm thread:exchange thread:embserver thread:oracle
+sanitize:
+	$(Q)set -e; for pair in $(SANITIZE); do \
+	    san=$${pair%%:*}; t=build/$$san/tests/unit/test_$${pair#*:}; \
+	    $(MAKE) --no-print-directory SAN=$$san $$t; echo "== $$t"; $$t; \
+	done
 
 # deps is a separate make, so that pkg-config and protoc-c are there when this file is read again.
 test:
