@@ -2,11 +2,6 @@
  * order, is said in proto/plan.h; here each line of that list is one call. */
 #include "trainer/pipeline.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"

@@ -120,3 +120,29 @@ enum st fixture_read_all(const struct fixture *f, int eval, struct samples *out,
     source_close(s);
     return st;
 }
+
+struct samples fixture_room_for(uint32_t n)
+{
+    struct samples s;
+    assert_int_equal(samples_open(n, FIXTURE_DENSE, FIXTURE_TABLES, &s), ST_OK);
+    return s;
+}
+
+void fixture_assert_same(const struct samples *a, const struct samples *b, size_t from_a,
+                         size_t from_b, size_t n)
+{
+    assert_memory_equal(a->dense + from_a * FIXTURE_DENSE, b->dense + from_b * FIXTURE_DENSE,
+                        n * FIXTURE_DENSE * sizeof(float));
+    assert_memory_equal(a->label + from_a, b->label + from_b, n * sizeof(float));
+    assert_memory_equal(a->id + from_a * FIXTURE_TABLES, b->id + from_b * FIXTURE_TABLES,
+                        n * FIXTURE_TABLES * sizeof(uint64_t));
+}
+
+void fixture_read_sample(struct fixture *f, struct samples *out)
+{
+    uint32_t rows;
+    *out = fixture_room_for(FIXTURE_SAMPLE_ROWS + 500);
+    f->cfg.data.path = (char *)FIXTURE_SAMPLE;
+    assert_int_equal(fixture_read_all(f, 0, out, &rows), ST_OK);
+    assert_int_equal(rows, FIXTURE_SAMPLE_ROWS);
+}

@@ -10,7 +10,8 @@
 #include "config/config.h"
 #include "data/source.h"
 
-enum { FIXTURE_TABLES = 26, FIXTURE_DENSE = 13 };
+#define FIXTURE_SAMPLE "data/sample/day_0.tsv" /* the bundled log */
+enum { FIXTURE_TABLES = 26, FIXTURE_DENSE = 13, FIXTURE_SAMPLE_ROWS = 10000 };
 
 struct fixture {
     char dir[64];                 /* made by mkdtemp; removed with all files in it */
@@ -34,5 +35,12 @@ char *fixture_read(const char *path, size_t *n);
 void fixture_assert_failed(struct fixture *f, enum st st, enum st want, const char *fragment);
 /* Open, read to the end (or the first error), close. Samples go to `out` if not NULL. */
 enum st fixture_read_all(const struct fixture *f, int eval, struct samples *out, uint32_t *rows);
+/* Room for n samples of the fixture's shape; samples_close it. */
+struct samples fixture_room_for(uint32_t n);
+/* Samples [from_a, from_a + n) of a are [from_b, ..) of b, bit for bit. */
+void fixture_assert_same(const struct samples *a, const struct samples *b, size_t from_a,
+                         size_t from_b, size_t n);
+/* The bundled log, all of it, into `out`: made here, with some room to spare. */
+void fixture_read_sample(struct fixture *f, struct samples *out);
 
 #endif

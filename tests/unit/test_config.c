@@ -15,50 +15,7 @@
 #include "config/config.h"
 #include "config/keys.h"
 #include "tests/support/caught.h"
-
-static char dir[64];
-static char conf[96];
-
-static int group_start(void **state)
-{
-    snprintf(dir, sizeof(dir), "/tmp/test_config.XXXXXX");
-    if (mkdtemp(dir) == NULL) return -1;
-    snprintf(conf, sizeof(conf), "%s/conf.yml", dir);
-    caught_start();
-    return 0;
-}
-
-static int group_stop(void **state)
-{
-    unlink(conf);
-    caught_stop();
-    return rmdir(dir);
-}
-
-static void put_file(const char *path, const void *text, size_t len)
-{
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, len, f), len);
-    assert_int_equal(fclose(f), 0);
-}
-
-static enum st try_open(const char *path, const char *const *set, size_t n, struct config **c)
-{
-    caught_reset();
-    return config_open(path, set, n, c);
-}
-
-static struct config *must_open(const char *text, const char *const *set, size_t n)
-{
-    struct config *c = NULL;
-    put_file(conf, text, strlen(text));
-    enum st st = try_open(conf, set, n, &c);
-    if (st != ST_OK) print_error("%s\n", caught_line);
-    assert_int_equal(st, ST_OK);
-    assert_int_equal(caught_lines, 0);
-    return c;
-}
+#include "tests/support/conf_file.h"
 
 /* As little as a file can say. */
 static const char LEAST[] = "data: {format: criteo_tsv, path: d.tsv}\n"
@@ -74,7 +31,7 @@ static const char LEAST[] = "data: {format: criteo_tsv, path: d.tsv}\n"
 
 static void defaults_are_those_of_the_documentation(void **state)
 {
-    struct config *c = must_open(LEAST, NULL, 0);
+    struct config *c = conf_must_open(LEAST, NULL, 0);
     assert_int_equal(c->data.format, DATA_CRITEO_TSV);
     assert_string_equal(c->data.path, "d.tsv");
     assert_null(c->data.eval_path);
@@ -106,7 +63,7 @@ static void defaults_are_those_of_the_documentation(void **state)
 
 static void values_land_in_their_members(void **state)
 {
-    struct config *c = must_open(LEAST, NULL, 0);
+    struct config *c = conf_must_open(LEAST, NULL, 0);
     assert_int_equal(c->model.dim, 4);
     assert_int_equal(c->model.n_bottom_mlp, 2);
     assert_int_equal(c->model.bottom_mlp[0], 8);
@@ -129,7 +86,7 @@ static void set_overrides_the_file_and_the_last_one_wins(void **state)
                          "train.optimizer=rowwise_adagrad", "run.save_initial=true",
                          "run.dir=a: b #c 'd' \"e\" \\ =",  "train.learning_rate=2.5e-3",
                          "data.eval_path=\xc3\xa4\xe2\x82\xac\x01\n"};
-    struct config *c = must_open(LEAST, set, sizeof(set) / sizeof(set[0]));
+    struct config *c = conf_must_open(LEAST, set, sizeof(set) / sizeof(set[0]));
     assert_true(c->train.seed == UINT64_MAX);
     assert_int_equal(c->model.n_tables, 2);
     assert_true(c->model.tables[0] == (UINT64_C(1) << 48) - 1);
@@ -146,7 +103,7 @@ static void set_mends_a_file_that_is_wrong_or_lacks_something(void **state)
 {
     const char *set[] = {"train.learning_rate=0.5", "train.global_batch=64", "train.epochs=2",
                          "run.dir=r"};
-    struct config *c = must_open("data: {format: criteo_tsv, path: d.tsv}\n"
+    struct config *c = conf_must_open("data: {format: criteo_tsv, path: d.tsv}\n"
                                  "model: {dim: 1, bottom_mlp: [1], top_mlp: [1], tables: [1]}\n"
                                  "train: {learning_rate: nan}\n",
                                  set, 4);
@@ -157,7 +114,7 @@ static void set_mends_a_file_that_is_wrong_or_lacks_something(void **state)
 
 static void empty_sections_comments_crlf_and_bom_are_fine(void **state)
 {
-    struct config *c = must_open("\xef\xbb\xbf# hello\r\n"
+    struct config *c = conf_must_open("\xef\xbb\xbf# hello\r\n"
                                  "data: {format: synthetic, rows: 100}\r\n"
                                  "oracle:\r\n"
                                  "cluster: {}\r\n"
@@ -181,7 +138,8 @@ static void every_name_of_a_list_of_names_is_its_enum_value(void **state)
             char text[64];
             snprintf(text, sizeof(text), "%s.%s=%s", key->section, key->name, key->names[v]);
             const char *set[] = {text, "data.rows=100"};
-            struct config *c = must_open(LEAST, set, strcmp(key->names[v], "synthetic") ? 1 : 2);
+            struct config *c = conf_must_open(LEAST, set, strcmp(key->names[v],
+                                                                 "synthetic") ? 1 : 2);
             int got = strcmp(key->name, "format") == 0      ? (int)c->data.format
                       : strcmp(key->name, "kind") == 0      ? (int)c->model.kind
                       : strcmp(key->name, "optimizer") == 0 ? (int)c->train.optimizer
@@ -342,8 +300,8 @@ static void random_configurations_read_back_as_they_were_written(void **state)
         struct drawn r;
         struct config *back = NULL;
         draw_config(seed, &r);
-        assert_int_equal(config_write(&r.c, conf), ST_OK);
-        enum st st = try_open(conf, NULL, 0, &back);
+        assert_int_equal(config_write(&r.c, conf_path), ST_OK);
+        enum st st = conf_try_open(conf_path, NULL, 0, &back);
         if (st != ST_OK) print_error("seed %d: %s\n", (int)seed, caught_line);
         assert_int_equal(st, ST_OK);
         assert_same(&r.c, back);
@@ -353,14 +311,14 @@ static void random_configurations_read_back_as_they_were_written(void **state)
 
 static void writing_where_nothing_can_be_created_says_so_and_leaves_nothing(void **state)
 {
-    struct config *c = must_open(LEAST, NULL, 0);
+    struct config *c = conf_must_open(LEAST, NULL, 0);
     char path[128];
-    snprintf(path, sizeof(path), "%s/no/where.yml", dir);
+    snprintf(path, sizeof(path), "%s/no/where.yml", conf_dir);
     caught_lines = 0;
     assert_int_equal(config_write(c, path), ST_CANTCREATE);
     assert_int_equal(caught_lines, 1);
-    assert_int_equal(config_write(c, dir), ST_CANTCREATE); /* rename over a directory */
-    snprintf(path, sizeof(path), "%s.part", dir);
+    assert_int_equal(config_write(c, conf_dir), ST_CANTCREATE); /* rename over a directory */
+    snprintf(path, sizeof(path), "%s.part", conf_dir);
     assert_int_equal(access(path, F_OK), -1);
     config_close(c);
 }
@@ -372,8 +330,8 @@ static bool enter_german(void)
 {
     char command[256];
     snprintf(command, sizeof(command), "localedef -c -i de_DE -f UTF-8 %s/de_DE.UTF-8 2>/dev/null",
-             dir);
-    if (system(command) != 0 || setenv("LOCPATH", dir, 1) != 0) return false;
+             conf_dir);
+    if (system(command) != 0 || setenv("LOCPATH", conf_dir, 1) != 0) return false;
     return setlocale(LC_ALL, "de_DE.UTF-8") != NULL;
 }
 
@@ -382,7 +340,7 @@ static void leave_german(void)
     char command[256];
     setlocale(LC_ALL, "C");
     unsetenv("LOCPATH");
-    snprintf(command, sizeof(command), "rm -r %s/de_DE.UTF-8", dir);
+    snprintf(command, sizeof(command), "rm -r %s/de_DE.UTF-8", conf_dir);
     assert_int_equal(system(command), 0);
 }
 
@@ -391,11 +349,11 @@ static void a_locale_with_a_decimal_comma_changes_nothing(void **state)
     if (!enter_german()) skip();
     assert_string_equal(localeconv()->decimal_point, ",");
     const char *set[] = {"train.epsilon=0.25"};
-    struct config *c = must_open(LEAST, set, 1), *back = NULL;
+    struct config *c = conf_must_open(LEAST, set, 1), *back = NULL;
     assert_true(c->train.learning_rate == 0.1f);
     assert_true(c->train.epsilon == 0.25f);
-    assert_int_equal(config_write(c, conf), ST_OK);
-    assert_int_equal(try_open(conf, NULL, 0, &back), ST_OK);
+    assert_int_equal(config_write(c, conf_path), ST_OK);
+    assert_int_equal(conf_try_open(conf_path, NULL, 0, &back), ST_OK);
     assert_true(back->train.learning_rate == 0.1f);
     assert_string_equal(localeconv()->decimal_point, ","); /* the caller's is as it was */
     config_close(back);
@@ -406,13 +364,13 @@ static void a_locale_with_a_decimal_comma_changes_nothing(void **state)
 static void every_failed_allocation_is_reported_and_leaks_nothing(void **state)
 {
     const char *set[] = {"model.tables=[1, 2]", "cluster.trainers=2"};
-    struct config *c = must_open(LEAST, set, 2), *const untouched = (struct config *)dir;
+    struct config *c = conf_must_open(LEAST, set, 2), *const untouched = (struct config *)conf_dir;
     size_t live = mem_live(), injected = 0;
     for (size_t nth = 1;; nth++) {
         struct config *back = untouched;
         mem_fail_at(nth);
-        enum st st = config_write(c, conf);
-        if (st == ST_OK) st = try_open(conf, set, 2, &back);
+        enum st st = config_write(c, conf_path);
+        if (st == ST_OK) st = conf_try_open(conf_path, set, 2, &back);
         if (!mem_fail_stop()) {
             assert_int_equal(st, ST_OK);
             config_close(back);
@@ -468,11 +426,11 @@ static void every_key_is_documented_and_every_documented_key_exists(void **state
 static void the_examples_are_right(void **state)
 {
     struct config *c = NULL;
-    assert_int_equal(try_open("examples/sample.yaml", NULL, 0, &c), ST_OK);
+    assert_int_equal(conf_try_open("examples/sample.yaml", NULL, 0, &c), ST_OK);
     assert_int_equal(c->model.n_tables, 26);
     assert_int_equal(c->cluster.transport, TRANSPORT_GRPC);
     config_close(c);
-    assert_int_equal(try_open("examples/train.yaml", NULL, 0, &c), ST_OK);
+    assert_int_equal(conf_try_open("examples/train.yaml", NULL, 0, &c), ST_OK);
     assert_int_equal(c->cluster.transport, TRANSPORT_LOCAL);
     config_close(c);
 }
@@ -494,5 +452,5 @@ int main(void)
         cmocka_unit_test(every_key_is_documented_and_every_documented_key_exists),
         cmocka_unit_test(the_examples_are_right),
     };
-    return cmocka_run_group_tests(tests, group_start, group_stop);
+    return cmocka_run_group_tests(tests, conf_group_start, conf_group_stop);
 }

@@ -14,58 +14,15 @@
 #include "base/mem.h"
 #include "config/config.h"
 #include "tests/support/caught.h"
-
-static char dir[64];
-static char conf[96];
-
-static int group_start(void **state)
-{
-    snprintf(dir, sizeof(dir), "/tmp/test_config.XXXXXX");
-    if (mkdtemp(dir) == NULL) return -1;
-    snprintf(conf, sizeof(conf), "%s/conf.yml", dir);
-    caught_start();
-    return 0;
-}
-
-static int group_stop(void **state)
-{
-    unlink(conf);
-    caught_stop();
-    return rmdir(dir);
-}
-
-static void put_file(const char *path, const void *text, size_t len)
-{
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, len, f), len);
-    assert_int_equal(fclose(f), 0);
-}
-
-static enum st try_open(const char *path, const char *const *set, size_t n, struct config **c)
-{
-    caught_reset();
-    return config_open(path, set, n, c);
-}
-
-static struct config *must_open(const char *text, const char *const *set, size_t n)
-{
-    struct config *c = NULL;
-    put_file(conf, text, strlen(text));
-    enum st st = try_open(conf, set, n, &c);
-    if (st != ST_OK) print_error("%s\n", caught_line);
-    assert_int_equal(st, ST_OK);
-    assert_int_equal(caught_lines, 0);
-    return c;
-}
+#include "tests/support/conf_file.h"
 
 /* Opening must fail with `st`, one line with both fragments, no output and nothing leaked. */
 static void must_fail(const char *path, const char *const *set, size_t n, enum st st,
                       const char *where, const char *what)
 {
-    struct config *untouched = (struct config *)conf, *c = untouched;
+    struct config *untouched = (struct config *)conf_path, *c = untouched;
     size_t live = mem_live();
-    enum st got = try_open(path, set, n, &c);
+    enum st got = conf_try_open(path, set, n, &c);
     char kind[64];
     snprintf(kind, sizeof(kind), "chanter: error[E-%s]: ", st_name(st));
     if (got != st || strstr(caught_line, what) == NULL || strstr(caught_line, where) == NULL)
@@ -166,12 +123,12 @@ static const struct { const char *set, *what; } BAD_VALUES[] = {
 
 static void bad_values_are_refused_with_what_would_be_right(void **state)
 {
-    put_file(conf, LEAST, strlen(LEAST));
+    conf_put_file(conf_path, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(BAD_VALUES) / sizeof(BAD_VALUES[0]); i++) {
         char where[64];
         const char *set = BAD_VALUES[i].set;
         snprintf(where, sizeof(where), "--set %.*s", (int)strcspn(set, "="), set);
-        must_fail(conf, &set, 1, ST_CONFIG, where, BAD_VALUES[i].what);
+        must_fail(conf_path, &set, 1, ST_CONFIG, where, BAD_VALUES[i].what);
     }
 }
 
@@ -180,9 +137,9 @@ static void set_without_section_key_or_value_is_a_usage_error(void **state)
     static const char *const CASES[] = {"", "=", ".", ".=", "a.b", "a=b", "a.=b", ".a=b", "a=b.c",
                                         "train.seed", "=train.seed=1",
                                         "a.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb=1"};
-    put_file(conf, LEAST, strlen(LEAST));
+    conf_put_file(conf_path, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
-        must_fail(conf, &CASES[i], 1, ST_USAGE, "--set '", "want SECTION.KEY=VALUE");
+        must_fail(conf_path, &CASES[i], 1, ST_USAGE, "--set '", "want SECTION.KEY=VALUE");
 }
 
 static void set_of_a_key_without_its_section_names_it(void **state)
@@ -191,9 +148,9 @@ static void set_of_a_key_without_its_section_names_it(void **state)
         {"epochs=3", "--set 'epochs=3': want SECTION.KEY=VALUE (did you mean train.epochs?)"},
         {"seed=3", "(did you mean data.seed or train.seed?)"},
     };
-    put_file(conf, LEAST, strlen(LEAST));
+    conf_put_file(conf_path, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
-        must_fail(conf, &CASES[i].set, 1, ST_USAGE, "--set '", CASES[i].hint);
+        must_fail(conf_path, &CASES[i].set, 1, ST_USAGE, "--set '", CASES[i].hint);
 }
 
 static void what_is_right_at_the_edge_of_a_range_is_taken(void **state)
@@ -204,7 +161,7 @@ static void what_is_right_at_the_edge_of_a_range_is_taken(void **state)
         "cluster.trainers=8", "train.slices=64", "cluster.servers=256", "cluster.prefetch=16",
         "model.tables=[1]"};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
-        config_close(must_open(LEAST, &CASES[i], 1));
+        config_close(conf_must_open(LEAST, &CASES[i], 1));
 }
 
 /* --- what is refused: between keys ---------------------------------------------------------- */
@@ -236,15 +193,16 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
         {{"run.snapshot_every=10"}, "--set run.snapshot_every",
          "snapshots are not supported yet; leave run.snapshot_every at 0"},
     };
-    put_file(conf, LEAST, strlen(LEAST));
+    conf_put_file(conf_path, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
-        must_fail(conf, CASES[i].set, CASES[i].set[1] != NULL ? 2 : 1, ST_CONFIG, CASES[i].where,
+        must_fail(conf_path, CASES[i].set, CASES[i].set[1] != NULL ? 2 : 1, ST_CONFIG,
+                  CASES[i].where,
                   CASES[i].what);
     const char *too_many[] = {"data.format=synthetic", "data.rows=9", "data.train_rows=10"};
-    must_fail(conf, too_many, 3, ST_CONFIG, "--set data.train_rows",
+    must_fail(conf_path, too_many, 3, ST_CONFIG, "--set data.train_rows",
               "data.train_rows 10 is more than data.rows 9");
     too_many[2] = "data.train_rows=9";
-    must_fail(conf, too_many, 3, ST_CONFIG, "--set data.train_rows",
+    must_fail(conf_path, too_many, 3, ST_CONFIG, "--set data.train_rows",
               "data.train_rows takes all 9 data.rows: nothing is held out; lower it or set "
               "data.eval_rows");
 }
@@ -294,8 +252,8 @@ static void bad_files_are_refused_with_their_line(void **state)
         {"model:\n  dim: 4\n", "conf.yml: ", "data.format is missing"},
     };
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        put_file(conf, CASES[i].text, strlen(CASES[i].text));
-        must_fail(conf, NULL, 0, ST_CONFIG, CASES[i].where, CASES[i].what);
+        conf_put_file(conf_path, CASES[i].text, strlen(CASES[i].text));
+        must_fail(conf_path, NULL, 0, ST_CONFIG, CASES[i].where, CASES[i].what);
     }
 }
 
@@ -315,29 +273,29 @@ static void a_key_that_has_no_default_must_be_given(void **state)
         assert_non_null(cut);
         size_t n = (size_t)snprintf(text, sizeof(text), "%.*s%s", (int)(cut - LEAST), LEAST,
                                     cut + strlen(CASES[i].line));
-        put_file(conf, text, n);
-        must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml", CASES[i].name);
+        conf_put_file(conf_path, text, n);
+        must_fail(conf_path, NULL, 0, ST_CONFIG, "conf.yml", CASES[i].name);
     }
 }
 
 static void a_file_that_is_missing_or_not_ours_to_read_says_so(void **state)
 {
     char gone[128], below[128];
-    snprintf(gone, sizeof(gone), "%s/gone.yml", dir);
-    snprintf(below, sizeof(below), "%s/below.yml", conf);
-    put_file(conf, LEAST, strlen(LEAST));
+    snprintf(gone, sizeof(gone), "%s/gone.yml", conf_dir);
+    snprintf(below, sizeof(below), "%s/below.yml", conf_path);
+    conf_put_file(conf_path, LEAST, strlen(LEAST));
     must_fail(gone, NULL, 0, ST_NOINPUT, "gone.yml", "no such file");
     must_fail(below, NULL, 0, ST_NOINPUT, "below.yml", "no such file");
-    must_fail(dir, NULL, 0, ST_NOINPUT, dir, "is a directory; name a configuration file");
-    snprintf(below, sizeof(below), "%s/config.yaml", dir);
-    put_file(below, LEAST, strlen(LEAST));
-    must_fail(dir, NULL, 0, ST_NOINPUT, dir, "is a directory; did you mean ");
-    must_fail(dir, NULL, 0, ST_NOINPUT, "/config.yaml?", "did you mean ");
+    must_fail(conf_dir, NULL, 0, ST_NOINPUT, conf_dir, "is a directory; name a configuration file");
+    snprintf(below, sizeof(below), "%s/config.yaml", conf_dir);
+    conf_put_file(below, LEAST, strlen(LEAST));
+    must_fail(conf_dir, NULL, 0, ST_NOINPUT, conf_dir, "is a directory; did you mean ");
+    must_fail(conf_dir, NULL, 0, ST_NOINPUT, "/config.yaml?", "did you mean ");
     assert_int_equal(unlink(below), 0);
     if (geteuid() == 0) return; /* to root everything is readable */
-    assert_int_equal(chmod(conf, 0), 0);
-    must_fail(conf, NULL, 0, ST_PERM, "conf.yml", "permission denied");
-    assert_int_equal(chmod(conf, 0600), 0);
+    assert_int_equal(chmod(conf_path, 0), 0);
+    must_fail(conf_path, NULL, 0, ST_PERM, "conf.yml", "permission denied");
+    assert_int_equal(chmod(conf_path, 0600), 0);
 }
 
 static void files_up_to_one_mebibyte_are_read(void **state)
@@ -348,11 +306,11 @@ static void files_up_to_one_mebibyte_are_read(void **state)
     memset(text, '#', cap);
     memcpy(text, LEAST, n);
     struct config *c = NULL;
-    put_file(conf, text, cap - 1);
-    assert_int_equal(try_open(conf, NULL, 0, &c), ST_OK);
+    conf_put_file(conf_path, text, cap - 1);
+    assert_int_equal(conf_try_open(conf_path, NULL, 0, &c), ST_OK);
     config_close(c);
-    put_file(conf, text, cap);
-    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml",
+    conf_put_file(conf_path, text, cap);
+    must_fail(conf_path, NULL, 0, ST_CONFIG, "conf.yml",
               "too large for a configuration: more than 1048576 bytes; is it one (YAML)?");
     free(text);
 }
@@ -364,12 +322,12 @@ static void hostile_nesting_and_floods_of_keys_end_soon(void **state)
     assert_non_null(text);
     memset(text, '[', cap);
     memcpy(text, "run:\n  dir: ", 12);
-    put_file(conf, text, cap);
-    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml:2", "neither a value nor a flat list");
+    conf_put_file(conf_path, text, cap);
+    must_fail(conf_path, NULL, 0, ST_CONFIG, "conf.yml:2", "neither a value nor a flat list");
     size_t n = (size_t)sprintf(text, "run:\n");
     for (int i = 0; i < 300; i++) n += (size_t)sprintf(text + n, "  k%d: 1\n", i);
-    put_file(conf, text, n);
-    must_fail(conf, NULL, 0, ST_CONFIG, "conf.yml", "more than 256 keys");
+    conf_put_file(conf_path, text, n);
+    must_fail(conf_path, NULL, 0, ST_CONFIG, "conf.yml", "more than 256 keys");
     free(text);
 }
 
@@ -381,12 +339,12 @@ static void the_largest_number_of_tables_is_read_and_one_more_is_refused(void **
     for (int i = 1; i < 65536; i++) n += (size_t)sprintf(text + n, ",%d", i);
     strcpy(text + n, "]");
     const char *set[] = {text};
-    struct config *c = must_open(LEAST, set, 1);
+    struct config *c = conf_must_open(LEAST, set, 1);
     assert_int_equal(c->model.n_tables, 65536);
     assert_int_equal(c->model.tables[65535], 65535);
     config_close(c);
     strcpy(text + n, ",1]");
-    must_fail(conf, set, 1, ST_CONFIG, "--set model.tables",
+    must_fail(conf_path, set, 1, ST_CONFIG, "--set model.tables",
               "tables has 65537 values: want 1..65536");
     free(text);
 }
@@ -406,5 +364,5 @@ int main(void)
         cmocka_unit_test(hostile_nesting_and_floods_of_keys_end_soon),
         cmocka_unit_test(the_largest_number_of_tables_is_read_and_one_more_is_refused),
     };
-    return cmocka_run_group_tests(tests, group_start, group_stop);
+    return cmocka_run_group_tests(tests, conf_group_start, conf_group_stop);
 }

@@ -15,8 +15,7 @@
 #include "data/source.h"
 #include "tests/support/data_fixture.h"
 
-#define SAMPLE "data/sample/day_0.tsv"
-enum { SAMPLE_ROWS = 10000, F = FIXTURE_TABLES, ND = FIXTURE_DENSE, LINE_ROOM = 70000 };
+enum { F = FIXTURE_TABLES, ND = FIXTURE_DENSE, LINE_ROOM = 70000 };
 
 /* A good line: label, I1..I13 = 1..13, ids 00000001.. */
 static char *good_line(char *out, const char *end)
@@ -46,40 +45,16 @@ static char *line_with(char *out, int at, const char *text, size_t n)
     return out;
 }
 
-static struct samples room_for(uint32_t n)
-{
-    struct samples s;
-    assert_int_equal(samples_open(n, ND, F, &s), ST_OK);
-    return s;
-}
-
-static void assert_same(const struct samples *a, const struct samples *b, size_t from_a,
-                        size_t from_b, size_t n)
-{
-    assert_memory_equal(a->dense + from_a * ND, b->dense + from_b * ND, n * ND * sizeof(float));
-    assert_memory_equal(a->label + from_a, b->label + from_b, n * sizeof(float));
-    assert_memory_equal(a->id + from_a * F, b->id + from_b * F, n * F * sizeof(uint64_t));
-}
-
-static void read_sample(struct fixture *f, struct samples *out)
-{
-    uint32_t rows;
-    *out = room_for(SAMPLE_ROWS + 500);
-    f->cfg.data.path = (char *)SAMPLE;
-    assert_int_equal(fixture_read_all(f, 0, out, &rows), ST_OK);
-    assert_int_equal(rows, SAMPLE_ROWS);
-}
-
 static void every_value_of_the_sample_is_what_strtol_reads(void **state)
 {
     struct fixture *f = *state;
     struct samples got;
     size_t bytes;
     for (int t = 0; t < F; t++) f->tables[t] = 1000003u * (unsigned)(t + 1);
-    read_sample(f, &got);
-    char *text = fixture_read(SAMPLE, &bytes), *p = text;
+    fixture_read_sample(f, &got);
+    char *text = fixture_read(FIXTURE_SAMPLE, &bytes), *p = text;
     unsigned clicks = 0;
-    for (size_t i = 0; i < SAMPLE_ROWS; i++) {
+    for (size_t i = 0; i < FIXTURE_SAMPLE_ROWS; i++) {
         assert_int_equal((int)got.label[i], strtol(p, &p, 10));
         clicks += got.label[i] == 1.0f;
         for (int k = 0; k < ND; k++) {
@@ -103,15 +78,15 @@ static void every_value_of_the_sample_is_what_strtol_reads(void **state)
 static void a_gzipped_copy_reads_the_same(void **state)
 {
     struct fixture *f = *state;
-    struct samples plain, packed = room_for(SAMPLE_ROWS + 500);
+    struct samples plain, packed = fixture_room_for(FIXTURE_SAMPLE_ROWS + 500);
     size_t bytes;
     uint32_t rows;
-    read_sample(f, &plain);
-    char *text = fixture_read(SAMPLE, &bytes);
+    fixture_read_sample(f, &plain);
+    char *text = fixture_read(FIXTURE_SAMPLE, &bytes);
     f->cfg.data.path = (char *)fixture_write_gzip(f, "day.gz", text, bytes);
     assert_int_equal(fixture_read_all(f, 0, &packed, &rows), ST_OK);
-    assert_int_equal(rows, SAMPLE_ROWS);
-    assert_same(&plain, &packed, 0, 0, SAMPLE_ROWS);
+    assert_int_equal(rows, FIXTURE_SAMPLE_ROWS);
+    fixture_assert_same(&plain, &packed, 0, 0, FIXTURE_SAMPLE_ROWS);
     free(text);
     samples_close(&plain);
     samples_close(&packed);
@@ -240,7 +215,7 @@ static void what_real_files_do_is_accepted(void **state)
 {
     struct fixture *f = *state;
     char text[4096], line[1024];
-    struct samples s = room_for(600);
+    struct samples s = fixture_room_for(600);
     uint32_t rows;
     size_t n = (size_t)sprintf(text, "\xEF\xBB\xBF%s", good_line(line, "\r\n"));
     n += (size_t)sprintf(text + n, "%s", line_with(line, 2, "-2", 2));
@@ -254,7 +229,8 @@ static void what_real_files_do_is_accepted(void **state)
     f->tables[25] = (uint64_t)1 << 40;
     assert_int_equal(fixture_read_all(f, 0, &s, &rows), ST_OK);
     assert_int_equal(rows, 7);
-    assert_same(&s, &s, 0, 6, 1);                               /* BOM, CR LF, no last newline */
+    fixture_assert_same(&s, &s, 0, 6, 1);                               /* BOM, CR LF,
+        no last newline */
     assert_true(s.label[0] == 1.0f && s.label[2] == 0.0f);
     assert_true(s.dense[1 * ND + 1] == 0.0f);                   /* negative */
     assert_true(s.dense[2 * ND + 12] == (float)log1p(13.0));
@@ -353,7 +329,7 @@ static void a_torn_or_damaged_gzip_file_is_no_short_file(void **state)
     struct fixture *f = *state;
     size_t bytes, packed_bytes;
     uint32_t rows;
-    char *text = fixture_read(SAMPLE, &bytes);
+    char *text = fixture_read(FIXTURE_SAMPLE, &bytes);
     char *packed = fixture_read(fixture_write_gzip(f, "t.gz", text, bytes), &packed_bytes);
     const size_t cuts[] = {12, 100, packed_bytes / 2, packed_bytes - 9, packed_bytes - 1};
     for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {

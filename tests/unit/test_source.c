@@ -16,48 +16,23 @@
 #include "data/source.h"
 #include "tests/support/data_fixture.h"
 
-#define SAMPLE "data/sample/day_0.tsv"
-enum { SAMPLE_ROWS = 10000, F = FIXTURE_TABLES, ND = FIXTURE_DENSE };
-
-static struct samples room_for(uint32_t n)
-{
-    struct samples s;
-    assert_int_equal(samples_open(n, ND, F, &s), ST_OK);
-    return s;
-}
-
-static void assert_same(const struct samples *a, const struct samples *b, size_t from_a,
-                        size_t from_b, size_t n)
-{
-    assert_memory_equal(a->dense + from_a * ND, b->dense + from_b * ND, n * ND * sizeof(float));
-    assert_memory_equal(a->label + from_a, b->label + from_b, n * sizeof(float));
-    assert_memory_equal(a->id + from_a * F, b->id + from_b * F, n * F * sizeof(uint64_t));
-}
-
-static void read_sample(struct fixture *f, struct samples *out)
-{
-    uint32_t rows;
-    *out = room_for(SAMPLE_ROWS + 500);
-    f->cfg.data.path = (char *)SAMPLE;
-    assert_int_equal(fixture_read_all(f, 0, out, &rows), ST_OK);
-    assert_int_equal(rows, SAMPLE_ROWS);
-}
+enum { F = FIXTURE_TABLES, ND = FIXTURE_DENSE };
 
 static void pieces_and_rewinds_give_the_rows_of_one_pass(void **state)
 {
     struct fixture *f = *state;
-    struct samples whole, piece = room_for(SAMPLE_ROWS + 500);
+    struct samples whole, piece = fixture_room_for(FIXTURE_SAMPLE_ROWS + 500);
     struct source *s;
-    read_sample(f, &whole);
+    fixture_read_sample(f, &whole);
     assert_int_equal(source_open(&f->cfg, 0, &s), ST_OK);
     for (uint32_t pass = 0, n, got; pass < 2; pass++) {
-        for (n = 0; n < SAMPLE_ROWS; n += got) {
+        for (n = 0; n < FIXTURE_SAMPLE_ROWS; n += got) {
             uint32_t want = 1 + n % 1777;
             assert_int_equal(source_read(s, &piece, n, want, &got), ST_OK);
-            assert_int_equal(got, want < SAMPLE_ROWS - n ? want : SAMPLE_ROWS - n);
+            assert_int_equal(got, want < FIXTURE_SAMPLE_ROWS - n ? want : FIXTURE_SAMPLE_ROWS - n);
         }
-        assert_same(&whole, &piece, 0, 0, SAMPLE_ROWS);
-        memset(piece.id, 0, SAMPLE_ROWS * F * sizeof(uint64_t));
+        fixture_assert_same(&whole, &piece, 0, 0, FIXTURE_SAMPLE_ROWS);
+        memset(piece.id, 0, FIXTURE_SAMPLE_ROWS * F * sizeof(uint64_t));
         assert_int_equal(source_read(s, &piece, 0, 5, &got), ST_OK);
         assert_int_equal(got, 0);
         assert_int_equal(source_rewind(s), ST_OK);
@@ -70,24 +45,24 @@ static void pieces_and_rewinds_give_the_rows_of_one_pass(void **state)
 static void training_and_held_out_rows_split_the_file(void **state)
 {
     struct fixture *f = *state;
-    struct samples whole, part = room_for(SAMPLE_ROWS + 500);
+    struct samples whole, part = fixture_room_for(FIXTURE_SAMPLE_ROWS + 500);
     uint32_t rows;
-    read_sample(f, &whole);
+    fixture_read_sample(f, &whole);
     f->cfg.data.train_rows = 7000;
     assert_int_equal(fixture_read_all(f, 0, &part, &rows), ST_OK);
     assert_int_equal(rows, 7000);
-    assert_same(&whole, &part, 0, 0, 7000);
+    fixture_assert_same(&whole, &part, 0, 0, 7000);
     assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
     assert_int_equal(rows, 3000);
-    assert_same(&whole, &part, 7000, 0, 3000);
+    fixture_assert_same(&whole, &part, 7000, 0, 3000);
     f->cfg.data.eval_rows = 123;
     assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
     assert_int_equal(rows, 123);
-    assert_same(&whole, &part, 7000, 0, 123);
-    f->cfg.data.eval_path = (char *)SAMPLE; /* a file of its own is read from its start */
+    fixture_assert_same(&whole, &part, 7000, 0, 123);
+    f->cfg.data.eval_path = (char *)FIXTURE_SAMPLE; /* a file of its own is read from its start */
     assert_int_equal(fixture_read_all(f, 1, &part, &rows), ST_OK);
     assert_int_equal(rows, 123);
-    assert_same(&whole, &part, 0, 0, 123);
+    fixture_assert_same(&whole, &part, 0, 0, 123);
     samples_close(&whole);
     samples_close(&part);
 }
@@ -95,10 +70,10 @@ static void training_and_held_out_rows_split_the_file(void **state)
 static void held_out_rows_can_be_read_again(void **state)
 {
     struct fixture *f = *state;
-    struct samples a = room_for(600), b = room_for(600);
+    struct samples a = fixture_room_for(600), b = fixture_room_for(600);
     struct source *s;
     uint32_t got;
-    f->cfg.data.path = (char *)SAMPLE;
+    f->cfg.data.path = (char *)FIXTURE_SAMPLE;
     f->cfg.data.train_rows = 9500;
     assert_int_equal(source_open(&f->cfg, 1, &s), ST_OK);
     assert_int_equal(source_read(s, &a, 0, 600, &got), ST_OK);
@@ -106,7 +81,7 @@ static void held_out_rows_can_be_read_again(void **state)
     assert_int_equal(source_rewind(s), ST_OK);
     assert_int_equal(source_read(s, &b, 0, 600, &got), ST_OK);
     assert_int_equal(got, 500);
-    assert_same(&a, &b, 0, 0, 500);
+    fixture_assert_same(&a, &b, 0, 0, 500);
     source_close(s);
     samples_close(&a);
     samples_close(&b);
@@ -145,12 +120,12 @@ static void paths_that_cannot_be_read_are_named(void **state)
 static void a_file_that_changes_under_the_job_stops_it(void **state)
 {
     struct fixture *f = *state;
-    struct samples s = room_for(8);
+    struct samples s = fixture_room_for(8);
     struct source *src;
     char text[4096], want[128];
     uint32_t got;
     size_t n;
-    char *all = fixture_read(SAMPLE, &n);
+    char *all = fixture_read(FIXTURE_SAMPLE, &n);
     n = (size_t)(strchr(strchr(all, '\n') + 1, '\n') + 1 - all); /* two lines */
     memcpy(text, all, n);
     free(all);
@@ -185,15 +160,15 @@ static void a_file_that_changes_under_the_job_stops_it(void **state)
 static void damage_done_by_a_writer_is_reported_as_a_change(void **state)
 {
     struct fixture *f = *state;
-    struct samples s = room_for(SAMPLE_ROWS);
+    struct samples s = fixture_room_for(FIXTURE_SAMPLE_ROWS);
     struct source *src;
     uint32_t got;
     size_t bytes;
-    char *text = fixture_read(SAMPLE, &bytes);
+    char *text = fixture_read(FIXTURE_SAMPLE, &bytes);
     f->cfg.data.path = (char *)fixture_write(f, "t.tsv", text, bytes);
     assert_int_equal(source_open(&f->cfg, 0, &src), ST_OK);
     assert_int_equal(truncate(f->path, (off_t)bytes / 2), 0); /* leaves half a line at the end */
-    enum st st = source_read(src, &s, 0, SAMPLE_ROWS, &got);
+    enum st st = source_read(src, &s, 0, FIXTURE_SAMPLE_ROWS, &got);
     fixture_assert_failed(f, st, ST_DATA, "changed since start");
     source_close(src);
     free(text);
@@ -204,13 +179,13 @@ static void asking_for_more_rows_than_there_are_is_refused(void **state)
 {
     struct fixture *f = *state;
     uint32_t rows;
-    f->cfg.data.path = (char *)SAMPLE;
-    f->cfg.data.train_rows = SAMPLE_ROWS + 1;
+    f->cfg.data.path = (char *)FIXTURE_SAMPLE;
+    f->cfg.data.train_rows = FIXTURE_SAMPLE_ROWS + 1;
     fixture_assert_failed(f, fixture_read_all(f, 0, NULL, &rows), ST_DATA,
                           "data.train_rows is 10001, but the file holds 10000 samples");
     fixture_assert_failed(f, fixture_read_all(f, 1, NULL, &rows), ST_DATA,
                           "data.train_rows is 10001, but the file holds 10000 samples");
-    f->cfg.data.train_rows = SAMPLE_ROWS;
+    f->cfg.data.train_rows = FIXTURE_SAMPLE_ROWS;
     assert_int_equal(fixture_read_all(f, 0, NULL, &rows), ST_OK);
     fixture_assert_failed(f, fixture_read_all(f, 1, NULL, &rows), ST_DATA,
                           "nothing is held out: data.train_rows takes all 10000 samples");
@@ -222,7 +197,7 @@ static void asking_for_more_rows_than_there_are_is_refused(void **state)
 static void every_allocation_may_fail(void **state)
 {
     struct fixture *f = *state;
-    f->cfg.data.path = (char *)SAMPLE;
+    f->cfg.data.path = (char *)FIXTURE_SAMPLE;
     unsigned injected = 0;
     size_t before = mem_live();
     for (size_t nth = 1;; nth++) {
