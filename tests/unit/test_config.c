@@ -138,8 +138,8 @@ static void every_name_of_a_list_of_names_is_its_enum_value(void **state)
             char text[64];
             snprintf(text, sizeof(text), "%s.%s=%s", key->section, key->name, key->names[v]);
             const char *set[] = {text, "data.rows=100"};
-            struct config *c = conf_must_open(LEAST, set, strcmp(key->names[v],
-                                                                 "synthetic") ? 1 : 2);
+            size_t n_set = strcmp(key->names[v], "synthetic") ? 1 : 2;
+            struct config *c = conf_must_open(LEAST, set, n_set);
             int got = strcmp(key->name, "format") == 0      ? (int)c->data.format
                       : strcmp(key->name, "kind") == 0      ? (int)c->model.kind
                       : strcmp(key->name, "optimizer") == 0 ? (int)c->train.optimizer

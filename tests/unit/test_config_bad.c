@@ -196,8 +196,7 @@ static void contradictions_are_refused_at_the_line_of_one_of_them(void **state)
     conf_put_file(conf_path, LEAST, strlen(LEAST));
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
         must_fail(conf_path, CASES[i].set, CASES[i].set[1] != NULL ? 2 : 1, ST_CONFIG,
-                  CASES[i].where,
-                  CASES[i].what);
+                  CASES[i].where, CASES[i].what);
     const char *too_many[] = {"data.format=synthetic", "data.rows=9", "data.train_rows=10"};
     must_fail(conf_path, too_many, 3, ST_CONFIG, "--set data.train_rows",
               "data.train_rows 10 is more than data.rows 9");

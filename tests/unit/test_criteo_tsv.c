@@ -229,8 +229,7 @@ static void what_real_files_do_is_accepted(void **state)
     f->tables[25] = (uint64_t)1 << 40;
     assert_int_equal(fixture_read_all(f, 0, &s, &rows), ST_OK);
     assert_int_equal(rows, 7);
-    fixture_assert_same(&s, &s, 0, 6, 1);                               /* BOM, CR LF,
-        no last newline */
+    fixture_assert_same(&s, &s, 0, 6, 1);                       /* BOM, CR LF, no last newline */
     assert_true(s.label[0] == 1.0f && s.label[2] == 0.0f);
     assert_true(s.dense[1 * ND + 1] == 0.0f);                   /* negative */
     assert_true(s.dense[2 * ND + 12] == (float)log1p(13.0));
