@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "config/options.h"
 #include "data/source.h"
 #include "launch/sizes.h"
@@ -249,19 +250,6 @@ enum st check_mpirun(const struct config *c, const char *path)
 
 /* --- what this machine has ------------------------------------------------------------------ */
 
-/* The kernel's estimate of what can be had without swapping; UINT64_MAX where it makes none. */
-static uint64_t available_memory(void)
-{
-    char line[128];
-    uint64_t kib, bytes = UINT64_MAX;
-    FILE *f = fopen("/proc/meminfo", "r");
-    if (f == NULL) return bytes;
-    while (fgets(line, sizeof(line), f) != NULL)
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1) bytes = kib * 1024;
-    fclose(f);
-    return bytes;
-}
-
 static uint64_t file_limit(void)
 {
     struct rlimit limit;
@@ -292,7 +280,7 @@ static enum st check_run_place(const struct config *c)
 static enum st check_all(const struct config *c)
 {
     enum st st = check_data(c);
-    st = first_of(st, check_memory(c, available_memory()));
+    st = first_of(st, check_memory(c, mem_available()));
     st = first_of(st, check_run_place(c));
     st = first_of(st, check_files(c, file_limit()));
     st = first_of(st, check_shm(c, SHM_DIR, free_in(SHM_DIR)));
