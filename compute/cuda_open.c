@@ -145,7 +145,7 @@ static void fill_in(struct device_ops *ops)
 enum st cuda_open_tuned(const struct device_cfg *cfg, const struct cuda_tuning *tuning,
                         struct device **out)
 {
-    int ordinal;
+    int ordinal = 0;
     enum st st;
     TRY(choose(cfg->local_rank, &ordinal), err);
     TRY(cuda_blas_load(), err);
