@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -78,6 +79,18 @@ void *mem_map(size_t bytes)
     if (p == MAP_FAILED) return NULL;
     madvise(p, bytes, MADV_HUGEPAGE); /* advice: nothing depends on it */
     return p;
+}
+
+size_t mem_available(void)
+{
+    char line[128];
+    size_t kib, bytes = SIZE_MAX;
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (f == NULL) return bytes;
+    while (fgets(line, sizeof(line), f) != NULL)
+        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) bytes = kib * 1024;
+    fclose(f);
+    return bytes;
 }
 
 void mem_unmap(void *p, size_t bytes)

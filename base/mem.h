@@ -19,6 +19,8 @@ void mem_free(void *p); /* NULL ok */
 /* Zero pages straight from the kernel, for tables that are mostly never touched; huge pages are
  * asked for. NULL when the kernel says no. mem_unmap takes the same size. */
 void *mem_map(size_t bytes);
+/* Bytes that could be had without swapping, by the kernel's estimate; SIZE_MAX: it makes none. */
+size_t mem_available(void);
 void mem_unmap(void *p, size_t bytes);
 
 /* Tests: let the nth mem_alloc/mem_zalloc/mem_grow/mem_strdup from now fail, once (nth from 1).

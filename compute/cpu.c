@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -27,6 +28,59 @@ static void cpu_free(struct device *d, void *p, size_t bytes)
         mem_unmap(p, bytes);
 }
 
+/* --- order: everything is done when its call returns ---------------------------------------- */
+
+static enum st cpu_parallel(struct device *d, uint32_t n_tasks, device_task *fn, void *ctx)
+{
+    return lanes_run(cpu_of(d)->lanes, n_tasks, fn, ctx);
+}
+
+static enum st cpu_repeat(struct device *d, void **graph, enum st (*fn)(void *ctx), void *ctx)
+{
+    (void)d;
+    (void)graph;
+    return fn(ctx);
+}
+
+static void cpu_graph_free(struct device *d, void *graph)
+{
+    (void)d;
+    (void)graph;
+}
+
+static enum st cpu_wait(struct device *d, uint64_t mark)
+{
+    (void)d;
+    (void)mark;
+    return ST_OK;
+}
+
+static enum st cpu_fault(struct device *d, struct device_fault *out)
+{
+    *out = cpu_of(d)->fault;
+    return ST_OK;
+}
+
+struct over { cpu_range *fn; void *ctx; size_t n, piece; };
+
+static enum st over_task(void *ctx, uint32_t lane, uint32_t task)
+{
+    struct over *o = ctx;
+    (void)lane;
+    size_t lo = task * o->piece, hi = lo + o->piece;
+    o->fn(o->ctx, lo, hi < o->n ? hi : o->n);
+    return ST_OK;
+}
+
+void cpu_over(struct device *d, size_t n, size_t piece, cpu_range *fn, void *ctx)
+{
+    struct over o = {fn, ctx, n, piece};
+    enum st st = lanes_run(cpu_of(d)->lanes, (uint32_t)((n + piece - 1) / piece), over_task, &o);
+    CHECK(st == ST_OK, "no task fails");
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
 static enum st cpu_copy(struct device *d, void *to, const void *from, size_t bytes)
 {
     (void)d;
@@ -34,9 +88,17 @@ static enum st cpu_copy(struct device *d, void *to, const void *from, size_t byt
     return ST_OK;
 }
 
-static enum st cpu_copy_out(struct device *d, const void *from, void *host, size_t bytes)
+static enum st cpu_copy_out(struct device *d, const void *from, void *host, size_t bytes,
+                            uint64_t *mark)
 {
+    if (mark != NULL) *mark = 0;
     return cpu_copy(d, host, from, bytes);
+}
+
+static size_t cpu_free_bytes(struct device *d)
+{
+    (void)d;
+    return mem_available();
 }
 
 /* In f64: a logit is one number a sample, and 1 - sigmoid(z) keeps its digits near 0. e^-|z| never
@@ -61,6 +123,7 @@ static enum st cpu_bce(struct device *d, uint32_t lane, uint32_t B, const float 
 
 static void cpu_close(struct device *d)
 {
+    lanes_close(cpu_of(d)->lanes);
     mem_free(d);
 }
 
@@ -69,10 +132,24 @@ static const struct device_ops CPU_OPS = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .host_alloc = cpu_alloc,
+    .host_free = cpu_free,
+    .free_bytes = cpu_free_bytes,
+    .parallel = cpu_parallel,
+    .repeat = cpu_repeat,
+    .graph_free = cpu_graph_free,
+    .wait = cpu_wait,
+    .fault = cpu_fault,
     .copy_in = cpu_copy,
     .copy_out = cpu_copy_out,
     .rows_put = cpu_rows_put,
     .rows_get = cpu_rows_get,
+    .rows_copy = cpu_rows_copy,
+    .weight_floats = cpu_weight_floats,
+    .prepared_bytes = cpu_prepared_bytes,
+    .weight_put = cpu_weight_put,
+    .weight_get = cpu_weight_get,
+    .prepare = cpu_prepare,
     .linear_forward = cpu_linear_forward,
     .linear_backward = cpu_linear_backward,
     .gather = cpu_gather,
@@ -88,10 +165,14 @@ static const struct device_ops CPU_OPS = {
 
 enum st cpu_open(const struct device_cfg *cfg, struct device **out)
 {
-    struct device *d = mem_zalloc(1, sizeof(*d));
-    if (d == NULL) return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
-    d->ops = &CPU_OPS;
-    d->lanes = cfg->lanes;
-    *out = d;
+    struct cpu *c = mem_zalloc(1, sizeof(*c));
+    if (c == NULL) goto err;
+    c->base = (struct device){&CPU_OPS, cfg->lanes, 1, true};
+    c->precision = cfg->precision;
+    if (lanes_open(cfg->lanes, &c->lanes) != ST_OK) goto err_cpu;
+    *out = &c->base;
     return ST_OK;
+
+err_cpu: mem_free(c);
+err:     return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
 }

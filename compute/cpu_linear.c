@@ -77,18 +77,54 @@ static void backward_one(uint32_t B, uint32_t K, const float *restrict x, const 
         for (uint32_t k = 0; k < K; k++) dx[i * K + k] = dy[i * ldy] * w[k];
 }
 
-enum st cpu_linear_forward(struct device *d, uint32_t lane, uint32_t B, uint32_t K, uint32_t N,
-                           const float *x, const float *w, const float *b, int relu, float *y,
-                           uint32_t ldy)
+size_t cpu_weight_floats(struct device *d, uint32_t K, uint32_t N)
+{
+    (void)d;
+    return (size_t)K * N;
+}
+
+size_t cpu_prepared_bytes(struct device *d, uint32_t K, uint32_t N)
+{
+    (void)d;
+    (void)K;
+    (void)N;
+    return 0;
+}
+
+enum st cpu_weight_put(struct device *d, uint32_t K, uint32_t N, const float *host, float *w)
+{
+    (void)d;
+    memcpy(w, host, (size_t)K * N * sizeof(*w));
+    return ST_OK;
+}
+
+enum st cpu_weight_get(struct device *d, uint32_t K, uint32_t N, const float *w, float *host)
+{
+    (void)d;
+    memcpy(host, w, (size_t)K * N * sizeof(*w));
+    return ST_OK;
+}
+
+enum st cpu_prepare(struct device *d, uint32_t lane, const struct linear *l)
 {
     (void)d;
     (void)lane;
+    (void)l;
+    return ST_OK;
+}
+
+enum st cpu_linear_forward(struct device *d, uint32_t lane, uint32_t B, const struct linear *l,
+                           const float *x, float *y, uint32_t ldy)
+{
+    (void)d;
+    (void)lane;
+    uint32_t K = l->K, N = l->N;
     if (N == 1) {
-        forward_one(B, K, x, w, b[0], relu, y, ldy);
+        forward_one(B, K, x, l->w, l->b[0], l->relu, y, ldy);
         return ST_OK;
     }
-    enum st st = sgemm('N', 'T', B, N, K, x, K, w, K, y, ldy);
-    if (st == ST_OK) add_bias(B, N, b, relu, y, ldy);
+    enum st st = sgemm('N', 'T', B, N, K, x, K, l->w, K, y, ldy);
+    if (st == ST_OK) add_bias(B, N, l->b, l->relu, y, ldy);
     return st;
 }
 
@@ -106,18 +142,19 @@ static void mask_and_sum(uint32_t B, uint32_t N, const float *restrict y, uint32
     }
 }
 
-enum st cpu_linear_backward(struct device *d, uint32_t lane, uint32_t B, uint32_t K, uint32_t N,
-                            const float *x, const float *w, const float *y, uint32_t ldy, int relu,
-                            float *dy, float *dw, float *db, float *dx)
+enum st cpu_linear_backward(struct device *d, uint32_t lane, uint32_t B, const struct linear *l,
+                            const float *x, const float *y, uint32_t ldy, float *dy, float *dw,
+                            float *db, float *dx)
 {
     (void)d;
     (void)lane;
-    mask_and_sum(B, N, y, ldy, relu, dy, db);
+    uint32_t K = l->K, N = l->N;
+    mask_and_sum(B, N, y, ldy, l->relu, dy, db);
     if (N == 1) {
-        backward_one(B, K, x, w, dy, ldy, dw, dx);
+        backward_one(B, K, x, l->w, dy, ldy, dw, dx);
         return ST_OK;
     }
     enum st st = sgemm('T', 'N', N, K, B, dy, ldy, x, K, dw, K);
-    if (st == ST_OK && dx != NULL) st = sgemm('N', 'N', B, K, N, dy, ldy, w, K, dx, K);
+    if (st == ST_OK && dx != NULL) st = sgemm('N', 'N', B, K, N, dy, ldy, l->w, K, dx, K);
     return st;
 }

@@ -19,13 +19,26 @@ enum st cpu_rows_put(struct device *d, float *table, uint32_t stride, const uint
 }
 
 enum st cpu_rows_get(struct device *d, const float *table, uint32_t stride, const uint32_t *slot,
-                     uint32_t n, void *host, uint32_t width)
+                     uint32_t n, void *host, uint32_t width, uint64_t *mark)
 {
     (void)d;
+    if (mark != NULL) *mark = 0;
     char *to = host;
     size_t bytes = width * sizeof(*table);
     for (uint32_t i = 0; i < n; i++, to += bytes)
         memcpy(to, table + (size_t)slot[i] * stride, bytes);
+    return ST_OK;
+}
+
+enum st cpu_rows_copy(struct device *d, const float *from, uint32_t from_stride,
+                      const uint32_t *from_slot, uint32_t n, float *to, uint32_t to_stride,
+                      const uint32_t *to_slot, uint32_t width)
+{
+    (void)d;
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(to + (size_t)(to_slot != NULL ? to_slot[i] : i) * to_stride,
+               from + (size_t)(from_slot != NULL ? from_slot[i] : i) * from_stride,
+               width * sizeof(*to));
     return ST_OK;
 }
 

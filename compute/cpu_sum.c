@@ -101,60 +101,86 @@ static void sum_uses(struct stack *s, const struct lookups *v, const uint32_t *i
     finish(s, out);
 }
 
-enum st cpu_row_grads(struct device *d, uint32_t lane, const float *dt, uint32_t F, uint32_t D,
-                      const struct seg_list *s, uint32_t seg_lo, uint32_t seg_hi,
-                      uint32_t first_slice, uint32_t items_per_slice, float *out)
+struct row_grads { struct lookups v; const struct seg_list *s; float *out; };
+
+static void row_grads_range(void *ctx, size_t lo, size_t hi)
 {
-    (void)d;
-    (void)lane;
-    struct lookups v = {dt, F, D, first_slice, items_per_slice};
+    const struct row_grads *g = ctx;
+    uint32_t D = g->v.D;
     struct stack stack;
-    for (uint32_t i = seg_lo; i < seg_hi; i++) {
-        const uint32_t *item = s->item + s->begin[i];
-        uint32_t n = s->begin[i + 1] - s->begin[i];
-        float *o = out + (size_t)i * D;
+    for (size_t i = lo; i < hi; i++) {
+        const uint32_t *item = g->s->item + g->s->begin[i];
+        uint32_t n = g->s->begin[i + 1] - g->s->begin[i];
+        float *o = g->out + i * D;
         if (n == 1) { /* most rows */
-            copy(D, lookup(&v, item[0]), o);
+            copy(D, lookup(&g->v, item[0]), o);
             continue;
         }
         for (uint32_t d0 = 0; d0 < D; d0 += CHUNK) {
             stack.width = D - d0 < CHUNK ? D - d0 : CHUNK;
-            sum_uses(&stack, &v, item, n, d0, o + d0);
+            sum_uses(&stack, &g->v, item, n, d0, o + d0);
         }
     }
+}
+
+enum st cpu_row_grads(struct device *d, const float *dt, uint32_t F, uint32_t D,
+                      const struct seg_list *s, uint32_t first_slice, uint32_t items_per_slice,
+                      float *out)
+{
+    struct row_grads g = {{dt, F, D, first_slice, items_per_slice}, s, out};
+    cpu_over(d, s->n, CPU_PIECE, row_grads_range, &g);
     return ST_OK;
 }
 
-enum st cpu_tree_sum(struct device *d, uint32_t lane, const float *vec, uint32_t D,
-                     const struct seg_list *s, const uint8_t *pos, uint32_t seg_lo,
-                     uint32_t seg_hi, float *out)
+struct tree_sums { const float *vec; uint32_t D; const struct seg_list *s; const uint8_t *pos;
+                   float *out; };
+
+static void tree_sum_range(void *ctx, size_t lo, size_t hi)
 {
-    (void)d;
-    (void)lane;
+    const struct tree_sums *t = ctx;
+    uint32_t D = t->D;
     struct stack stack;
-    for (uint32_t i = seg_lo; i < seg_hi; i++) {
+    for (size_t i = lo; i < hi; i++) {
         for (uint32_t d0 = 0; d0 < D; d0 += CHUNK) {
             stack.width = D - d0 < CHUNK ? D - d0 : CHUNK;
             stack.depth = 0;
-            for (uint32_t k = s->begin[i]; k < s->begin[i + 1]; k++)
-                copy(stack.width, vec + (size_t)s->item[k] * D + d0, push(&stack, pos[k]));
-            finish(&stack, out + (size_t)i * D + d0);
+            for (uint32_t k = t->s->begin[i]; k < t->s->begin[i + 1]; k++)
+                copy(stack.width, t->vec + (size_t)t->s->item[k] * D + d0,
+                     push(&stack, t->pos[k]));
+            finish(&stack, t->out + i * D + d0);
         }
     }
+}
+
+enum st cpu_tree_sum(struct device *d, const float *vec, uint32_t D, const struct seg_list *s,
+                     const uint8_t *pos, float *out)
+{
+    struct tree_sums t = {vec, D, s, pos, out};
+    cpu_over(d, s->n, CPU_PIECE, tree_sum_range, &t);
     return ST_OK;
 }
+
+struct dense_sums { const float *const *part; const uint8_t *pos; uint32_t n_parts; float *out; };
+
+static void dense_sum_range(void *ctx, size_t lo, size_t hi)
+{
+    const struct dense_sums *t = ctx;
+    struct stack stack;
+    for (size_t i = lo; i < hi; i += CHUNK) {
+        stack.width = hi - i < CHUNK ? (uint32_t)(hi - i) : CHUNK;
+        stack.depth = 0;
+        for (uint32_t k = 0; k < t->n_parts; k++)
+            copy(stack.width, t->part[k] + i, push(&stack, t->pos[k]));
+        finish(&stack, t->out + i);
+    }
+}
+
+enum { DENSE_PIECE = 1 << 15 }; /* floats: 128 KiB of each part */
 
 enum st cpu_dense_sum(struct device *d, const float *const *part, const uint8_t *pos,
                       uint32_t n_parts, size_t n, float *out)
 {
-    (void)d;
-    struct stack stack;
-    for (size_t i = 0; i < n; i += CHUNK) {
-        stack.width = n - i < CHUNK ? (uint32_t)(n - i) : CHUNK;
-        stack.depth = 0;
-        for (uint32_t k = 0; k < n_parts; k++)
-            copy(stack.width, part[k] + i, push(&stack, pos[k]));
-        finish(&stack, out + i);
-    }
+    struct dense_sums t = {part, pos, n_parts, out};
+    cpu_over(d, n, DENSE_PIECE, dense_sum_range, &t);
     return ST_OK;
 }

@@ -42,36 +42,71 @@ static void rowwise(uint32_t D, float lr, float eps, const float *restrict g, fl
     for (uint32_t j = 0; j < D; j++) w[j] -= lr * g[j] / below;
 }
 
-enum st cpu_row_update(struct device *d, const struct opt_step *o, float *table, uint32_t stride,
-                       uint32_t D, const uint32_t *slot, const float *grad, uint32_t n,
-                       uint32_t *bad)
+/* Slot of the first row in the list with a gradient that is not finite. */
+static bool find_bad(uint32_t n, uint32_t D, const float *grad, uint32_t *at)
 {
-    (void)d;
-    for (uint32_t i = 0; i < n; i++, grad += D) {
-        float *row = table + (size_t)slot[i] * stride;
-        if (!all_finite(D, grad)) {
-            *bad = i;
-            return ST_DATA;
-        }
+    for (*at = 0; *at < n; (*at)++)
+        if (!all_finite(D, grad + (size_t)*at * D)) return true;
+    return false;
+}
+
+struct row_step { const struct opt_step *o; float *table; uint32_t stride, D;
+                  const uint32_t *slot; const float *grad; };
+
+static void row_range(void *ctx, size_t lo, size_t hi)
+{
+    const struct row_step *r = ctx;
+    const struct opt_step *o = r->o;
+    for (size_t i = lo; i < hi; i++) {
+        const float *g = r->grad + i * r->D;
+        float *row = r->table + (size_t)r->slot[i] * r->stride;
         switch (o->kind) {
-        case OPT_SGD: sgd(D, o->learning_rate, grad, row); break;
-        case OPT_ADAGRAD: adagrad(D, o->learning_rate, o->epsilon, grad, row, row + D); break;
+        case OPT_SGD: sgd(r->D, o->learning_rate, g, row); break;
+        case OPT_ADAGRAD: adagrad(r->D, o->learning_rate, o->epsilon, g, row, row + r->D); break;
         case OPT_ROWWISE_ADAGRAD:
-            rowwise(D, o->learning_rate, o->epsilon, grad, row, row + D);
+            rowwise(r->D, o->learning_rate, o->epsilon, g, row, row + r->D);
             break;
         }
     }
+}
+
+enum st cpu_row_update(struct device *d, const struct opt_step *o, float *table, uint32_t stride,
+                       uint32_t D, const uint32_t *slot, const float *grad, uint32_t n)
+{
+    struct device_fault *fault = &cpu_of(d)->fault;
+    struct row_step r = {o, table, stride, D, slot, grad};
+    uint32_t bad;
+    if (fault->dense || fault->row) return ST_OK;
+    if (find_bad(n, D, grad, &bad))
+        *fault = (struct device_fault){.row = true, .slot = slot[bad]};
+    else
+        cpu_over(d, n, CPU_PIECE, row_range, &r);
     return ST_OK;
 }
+
+struct dense_step { const struct opt_step *o; float *w, *state; const float *grad; };
+
+static void dense_range(void *ctx, size_t lo, size_t hi)
+{
+    const struct dense_step *s = ctx;
+    const struct opt_step *o = s->o;
+    if (o->kind == OPT_SGD)
+        sgd(hi - lo, o->learning_rate, s->grad + lo, s->w + lo);
+    else
+        adagrad(hi - lo, o->learning_rate, o->epsilon, s->grad + lo, s->w + lo, s->state + lo);
+}
+
+enum { DENSE_PIECE = 1 << 15 }; /* floats; a multiple of any vector: pieces change no bit */
 
 enum st cpu_dense_update(struct device *d, const struct opt_step *o, float *w, float *state,
                          const float *grad, size_t n)
 {
-    (void)d;
-    if (!all_finite(n, grad)) return ST_DATA;
-    if (o->kind == OPT_SGD)
-        sgd(n, o->learning_rate, grad, w);
+    struct device_fault *fault = &cpu_of(d)->fault;
+    struct dense_step s = {o, w, state, grad};
+    if (fault->dense || fault->row) return ST_OK;
+    if (!all_finite(n, grad))
+        fault->dense = true;
     else
-        adagrad(n, o->learning_rate, o->epsilon, grad, w, state);
+        cpu_over(d, n, DENSE_PIECE, dense_range, &s);
     return ST_OK;
 }

@@ -7,8 +7,10 @@ enum st device_open(enum device_kind kind, const struct device_cfg *cfg, struct 
 {
     switch (kind) {
     case DEVICE_CPU: return cpu_open(cfg, out);
+    case DEVICE_CUDA: break;
     }
-    return log_fail(ST_CONFIG, "cluster.device", "this build has no device number %d", (int)kind);
+    return log_fail(ST_CONFIG, "cluster.device", "this build has no CUDA; install the CUDA toolkit "
+                    "and build again, or set it to cpu");
 }
 
 void device_close(struct device *d)

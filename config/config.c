@@ -47,7 +47,9 @@ static const cyaml_strval_t MODELS[] = {{"dlrm", MODEL_DLRM}};
 static const cyaml_strval_t OPTIMIZERS[] = {
     {"sgd", OPT_SGD}, {"adagrad", OPT_ADAGRAD}, {"rowwise_adagrad", OPT_ROWWISE_ADAGRAD}};
 static const cyaml_strval_t TRANSPORTS[] = {{"local", TRANSPORT_LOCAL}, {"grpc", TRANSPORT_GRPC}};
-static const cyaml_strval_t DEVICES[] = {{"cpu", DEVICE_CPU}};
+static const cyaml_strval_t DEVICES[] = {{"cpu", DEVICE_CPU}, {"cuda", DEVICE_CUDA}};
+static const cyaml_strval_t PRECISIONS[] = {
+    {"fp32", PRECISION_FP32}, {"tf32", PRECISION_TF32}, {"bf16", PRECISION_BF16}};
 
 static const cyaml_schema_value_t U32 = {CYAML_VALUE_UINT(CYAML_FLAG_DEFAULT, uint32_t)};
 static const cyaml_schema_value_t U64 = {CYAML_VALUE_UINT(CYAML_FLAG_DEFAULT, uint64_t)};
@@ -94,6 +96,9 @@ static const cyaml_schema_field_t CLUSTER[] = {
     KEY_OF(UINT, "prefetch", cluster.prefetch),
     KEY_OF(UINT, "timeout_s", cluster.timeout_s),
     CYAML_FIELD_END};
+static const cyaml_schema_field_t DEVICE[] = {
+    ENUM_OF("precision", device.precision, PRECISIONS),
+    CYAML_FIELD_END};
 static const cyaml_schema_field_t RUN[] = {
     TEXT_OF("dir", OPTIONAL_REF, run.dir),
     KEY_OF(BOOL, "save_initial", run.save_initial),
@@ -104,7 +109,8 @@ static const cyaml_schema_field_t RUN[] = {
 
 static const cyaml_schema_field_t SECTIONS[] = {
     SECTION_OF("data", DATA),       SECTION_OF("model", MODEL), SECTION_OF("train", TRAIN),
-    SECTION_OF("oracle", ORACLE),   SECTION_OF("cluster", CLUSTER), SECTION_OF("run", RUN),
+    SECTION_OF("oracle", ORACLE),   SECTION_OF("cluster", CLUSTER),
+    SECTION_OF("device", DEVICE),   SECTION_OF("run", RUN),
     CYAML_FIELD_END};
 static const cyaml_schema_value_t SCHEMA = {CYAML_VALUE_MAPPING(REF, struct config, SECTIONS)};
 
@@ -310,4 +316,9 @@ uint32_t config_shards(const struct config *c)
 const char *config_optimizer_name(enum optimizer opt)
 {
     return key_find("train", "optimizer")->names[opt];
+}
+
+const char *config_device_name(enum device_kind kind)
+{
+    return key_find("cluster", "device")->names[kind];
 }

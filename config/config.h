@@ -14,7 +14,8 @@ enum data_format { DATA_CRITEO_TSV, DATA_PREPARED, DATA_SYNTHETIC };
 enum model_kind { MODEL_DLRM };
 enum optimizer { OPT_SGD, OPT_ADAGRAD, OPT_ROWWISE_ADAGRAD };
 enum transport_kind { TRANSPORT_LOCAL, TRANSPORT_GRPC };
-enum device_kind { DEVICE_CPU };
+enum device_kind { DEVICE_CPU, DEVICE_CUDA };
+enum precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16 };
 
 struct config {
     struct {
@@ -53,11 +54,14 @@ struct config {
         uint64_t cache_rows;    /* per trainer; 0 = as many as the window can ever need       */
         enum transport_kind transport;
         enum device_kind device;
-        uint32_t threads;         /* compute threads of one trainer                           */
+        uint32_t threads;         /* slices one trainer computes at once                      */
         uint32_t server_threads;  /* shards of one server, a thread each                      */
         uint32_t prefetch;        /* iterations that a trainer's fetches run ahead            */
         uint32_t timeout_s;       /* deadline of every wait (I6)                              */
     } cluster;
+    struct {
+        enum precision precision; /* of the factors of matrix products; sums and weights are f32  */
+    } device;
     struct {
         char *dir;
         bool save_initial, save_final;
@@ -83,6 +87,7 @@ uint32_t config_shards(const struct config *c);
 uint64_t config_cache_rows(const struct config *c);
 /* Iterations of the run; 0 where only the data can tell (epochs of a file of unknown length). */
 uint64_t config_iterations(const struct config *c);
+const char *config_device_name(enum device_kind kind);
 const char *config_optimizer_name(enum optimizer opt); /* as in the file: "rowwise_adagrad" */
 
 #endif

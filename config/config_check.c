@@ -97,6 +97,14 @@ static enum st check_cluster(const struct config *c, struct doc *d)
     return ST_OK;
 }
 
+static enum st check_device(const struct config *c, struct doc *d)
+{
+    if (c->cluster.device == DEVICE_CPU && c->device.precision == PRECISION_TF32)
+        return fail_at(d, "device", "precision",
+                       "tf32 is for cluster.device cuda; the cpu has fp32 and bf16");
+    return ST_OK;
+}
+
 static enum st check_run(const struct config *c, struct doc *d)
 {
     if (c->run.dir == NULL)
@@ -117,6 +125,7 @@ enum st config_check(const struct config *c, struct doc *d)
     if (st == ST_OK) st = check_model(c, d);
     if (st == ST_OK) st = check_train(c, d);
     if (st == ST_OK) st = check_cluster(c, d);
+    if (st == ST_OK) st = check_device(c, d);
     if (st == ST_OK) st = check_run(c, d);
     return st;
 }

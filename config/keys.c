@@ -22,7 +22,9 @@ static const char *const OPTIMIZERS[] = {[OPT_SGD] = "sgd", [OPT_ADAGRAD] = "ada
                                          [OPT_ROWWISE_ADAGRAD] = "rowwise_adagrad", NULL};
 static const char *const TRANSPORTS[] = {[TRANSPORT_LOCAL] = "local", [TRANSPORT_GRPC] = "grpc",
                                          NULL};
-static const char *const DEVICES[] = {[DEVICE_CPU] = "cpu", NULL};
+static const char *const DEVICES[] = {[DEVICE_CPU] = "cpu", [DEVICE_CUDA] = "cuda", NULL};
+static const char *const PRECISIONS[] = {[PRECISION_FP32] = "fp32", [PRECISION_TF32] = "tf32",
+                                         [PRECISION_BF16] = "bf16", NULL};
 
 #define SAMPLES_MAX UINT64_C(1000000000000) /* of a file or a run: far from any overflow */
 #define ROWS_MAX ((UINT64_C(1) << ROW_BITS) - 1)
@@ -77,6 +79,8 @@ const struct config_key config_keys[] = {
     UINT("cluster", "server_threads", "1", 1, 64),
     UINT("cluster", "prefetch", "4", 1, 16),
     UINT("cluster", "timeout_s", "60", 1, 86400),
+
+    NAME("device", "precision", "fp32", PRECISIONS),
 
     TEXT("run", "dir", ""),
     BOOL("run", "save_initial", "false"),

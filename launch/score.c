@@ -11,7 +11,6 @@
 #include "base/row.h"
 #include "compute/device.h"
 #include "data/auc.h"
-#include "trainer/lanes.h"
 
 struct lane {
     struct model_work *work;
@@ -22,7 +21,8 @@ struct score {
     const struct rundir *run;
     uint32_t B, q, S;         /* samples of a batch and of a slice; slices */
     struct device *device;
-    struct lanes *lanes;
+    struct model *model;      /* the run's, placed on the device */
+    struct model_params params;
     uint32_t n_lanes;
     struct lane *lane;        /* [n_lanes]              */
     uint32_t *slot;           /* [q * F] 0, 1, 2, ...   */
@@ -42,13 +42,30 @@ static enum st no_memory(const struct score *s)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
+static enum st open_model(struct score *s)
+{
+    enum st st;
+    struct device *d = s->device;
+    TRY(model_open(s->run->config, &s->model), err);
+    model_place(s->model, d);
+    s->params.w = d->ops->alloc(d, s->model->n_floats * sizeof(float));
+    s->params.prepared = d->ops->alloc(d, s->model->prepared_bytes);
+    if (s->params.w == NULL || s->params.prepared == NULL) return no_memory(s);
+    TRY(model_put(s->model, d, s->run->params, s->params.w), err);
+    TRY(model_prepare(s->model, d, &s->params), err);
+err:
+    return st;
+}
+
 static enum st open_lanes(struct score *s)
 {
-    const struct model *m = s->run->model;
     enum st st;
+    struct device_cfg cfg = {.lanes = s->n_lanes, .precision = s->run->config->device.precision};
+    if (cfg.precision == PRECISION_TF32) cfg.precision = PRECISION_FP32; /* trained on a GPU */
+    TRY(device_open(DEVICE_CPU, &cfg, &s->device), err);
+    TRY(open_model(s), err);
+    const struct model *m = s->model;
     size_t uses = (size_t)s->q * m->n_tables;
-    TRY(device_open(DEVICE_CPU, &(struct device_cfg){s->n_lanes}, &s->device), err);
-    TRY(lanes_open(s->n_lanes, &s->lanes), err);
     for (uint32_t i = 0; i < s->n_lanes; i++) {
         TRY(model_work_open(m, s->device, s->q, &s->lane[i].work), err);
         s->lane[i].table = mem_alloc(uses * m->dim, sizeof(float));
@@ -64,7 +81,11 @@ static void score_fini(struct score *s)
         mem_free(s->lane[i].table);
         model_work_close(s->lane[i].work);
     }
-    lanes_close(s->lanes);
+    if (s->model != NULL) {
+        s->device->ops->free(s->device, s->params.w, s->model->n_floats * sizeof(float));
+        s->device->ops->free(s->device, s->params.prepared, s->model->prepared_bytes);
+    }
+    model_close(s->model);
     device_close(s->device);
     samples_close(&s->batch);
     mem_free(s->label);
@@ -112,7 +133,7 @@ static void copy_rows(const struct score *s, const uint64_t *id, size_t n, float
 static enum st score_slice(void *ctx, uint32_t lane, uint32_t k)
 {
     struct score *s = ctx;
-    const struct model *m = s->run->model;
+    const struct model *m = s->model;
     struct lane *own = &s->lane[lane];
     size_t first = (size_t)k * s->q;
     uint32_t n = s->got - first < s->q ? (uint32_t)(s->got - first) : s->q;
@@ -125,7 +146,7 @@ static enum st score_slice(void *ctx, uint32_t lane, uint32_t k)
         .table = own->table,
         .stride = m->dim,
     };
-    return model_eval(m, s->device, lane, own->work, s->run->params, &slice,
+    return model_eval(m, s->device, lane, own->work, &s->params, &slice,
                       s->prob + s->n + first, &s->slice_loss[k]);
 }
 
@@ -148,7 +169,7 @@ static enum st score_batch(struct score *s)
     uint32_t slices = (s->got + s->q - 1) / s->q;
     enum st st;
     TRY(keep_room(s), err);
-    TRY(lanes_run(s->lanes, slices, score_slice, s), err);
+    TRY(s->device->ops->parallel(s->device, slices, score_slice, s), err);
     memcpy(s->label + s->n, s->batch.label, s->got * sizeof(float));
     for (uint32_t k = 0; k < slices; k++) s->loss_sum += (double)s->slice_loss[k];
     s->n += s->got;

@@ -5,6 +5,7 @@
 #ifndef CHANTER_TRAINER_COMM_H
 #define CHANTER_TRAINER_COMM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,8 @@ struct comm_ops {
 struct comm {
     const struct comm_ops *ops;
     uint32_t rank, size;
+    uint32_t local_rank;     /* number among the ranks of this machine                      */
+    bool reaches_device;     /* parts may lie in an accelerator's memory                    */
 };
 
 /* MPI_COMM_WORLD; initialises MPI (MPI_THREAD_SERIALIZED). comm_close finalises it. */

@@ -232,7 +232,7 @@ enum st comm_local_open(uint32_t size, struct comm **out)
     for (uint32_t r = 0; r < size; r++) {
         struct comm_local *c = mem_zalloc(1, sizeof(*c));
         if (c == NULL) goto err;
-        c->base = (struct comm){&OPS, r, size};
+        c->base = (struct comm){&OPS, r, size, r, false};
         c->g = g;
         g->open++;
         out[r] = &c->base;

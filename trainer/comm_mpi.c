@@ -3,6 +3,7 @@
  * may share cores with servers and with each other. */
 #include <limits.h>
 #include <mpi.h>
+#include <mpi-ext.h>
 #include <sched.h>
 
 #include "base/clock.h"
@@ -93,6 +94,24 @@ static void mpi_close(struct comm *base)
 
 static const struct comm_ops OPS = {"mpi", mpi_exchange, mpi_close};
 
+/* Does this MPI, as built and as it runs, send from and receive into GPU memory? */
+static bool mpi_reaches_device(void)
+{
+    return MPIX_Query_cuda_support() == 1;
+}
+
+static uint32_t rank_on_machine(void)
+{
+    MPI_Comm machine;
+    int rank = 0;
+    if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine) !=
+        MPI_SUCCESS)
+        return 0;
+    MPI_Comm_rank(machine, &rank);
+    MPI_Comm_free(&machine);
+    return (uint32_t)rank;
+}
+
 enum st comm_mpi_open(struct comm **out)
 {
     int level = 0, rank = 0, size = 0;
@@ -109,7 +128,8 @@ enum st comm_mpi_open(struct comm **out)
                               "MPI_THREAD_SERIALIZED")
                    : ST_NOMEM;
     }
-    c->base = (struct comm){&OPS, (uint32_t)rank, (uint32_t)size};
+    c->base = (struct comm){&OPS, (uint32_t)rank, (uint32_t)size, rank_on_machine(),
+                            mpi_reaches_device()};
     *out = &c->base;
     return ST_OK;
 }

@@ -17,7 +17,6 @@ void evaluate_fini(struct evaluate *e)
     e->device->ops->free(e->device, e->scratch, e->scratch_cap * e->dim * sizeof(float));
     values_fini(&e->values);
     exchange_job_fini(&e->job);
-    grow_fini(&e->copy);
     grow_fini(&e->mine);
     grow_fini(&e->all);
     grow_fini(&e->prob);
@@ -47,9 +46,8 @@ static enum st collect_live(struct evaluate *e, const struct plan *plan, struct 
     enum st st = ST_OK;
     struct device *d = e->device;
     uint32_t n = plan->n_eval_copy, D = e->dim;
-    TRY(grow_reserve(&e->copy, (size_t)n * D, sizeof(float)), err);
-    TRY(d->ops->rows_get(d, table, stride, plan->eval_from, n, e->copy.p, D), err);
-    TRY(d->ops->rows_put(d, e->scratch, D, plan->eval_to, n, e->copy.p, D), err);
+    TRY(d->ops->rows_copy(d, table, stride, plan->eval_from, n, e->scratch, D, plan->eval_to, D),
+        err);
     exchange_job_reset(&e->job, "evaluation: row values");
     TRY(values_collect(&e->values, plan, VALUES_URGENT, d, table, stride, D, &e->job), err);
     TRY(exchange_start(x, &e->job), err);
@@ -133,7 +131,7 @@ err:
 }
 
 enum st evaluate_batch(struct evaluate *e, const struct plan *plan, struct exchange *x,
-                       struct step *step, const float *params, const float *table,
+                       struct step *step, const struct model_params *params, const float *table,
                        uint32_t stride, int *done, struct evaluation *out)
 {
     enum st st = ST_OK;

@@ -21,7 +21,6 @@ struct evaluate {
     size_t scratch_cap;
     struct values values;
     struct exchange_job job;
-    struct grow copy;          /* f32 [n][D] host                                    */
     struct grow mine;          /* f32: prob [n], label [n], loss [slices]            */
     struct grow all;           /* rank 0: the same of the other ranks                */
     struct grow prob, label;   /* rank 0: f32, the whole held-out set so far         */
@@ -39,7 +38,7 @@ MUST_USE enum st evaluate_scratch(struct evaluate *e, const struct plan *plan, f
 /* After fetched rows are there: one batch. On the last one of an evaluation rank 0 gets *done = 1
  * and the result. */
 MUST_USE enum st evaluate_batch(struct evaluate *e, const struct plan *plan, struct exchange *x,
-                                struct step *step, const float *params, const float *table,
-                                uint32_t stride, int *done, struct evaluation *out);
+                                struct step *step, const struct model_params *params,
+                                const float *table, uint32_t stride, int *done, struct evaluation *out);
 
 #endif

@@ -3,12 +3,10 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/row.h"
 
-enum st grads_init(struct grads *g, struct device *device, struct lanes *lanes, uint32_t dim,
-                   uint64_t cap_rows)
+enum st grads_init(struct grads *g, struct device *device, uint32_t dim, uint64_t cap_rows)
 {
-    *g = (struct grads){.device = device, .lanes = lanes, .dim = dim};
+    *g = (struct grads){.device = device, .dim = dim};
     return group_init(&g->by_row, cap_rows);
 }
 
@@ -22,7 +20,8 @@ void grads_fini(struct grads *g)
     grow_fini(&g->slot);
     grow_fini(&g->pos);
     grow_fini(&g->row_pos);
-    grow_fini(&g->host);
+    grow_fini(&g->recv);
+    grow_fini(&g->count_up);
     grow_fini(&g->send);
     grow_fini(&g->pick);
     grow_fini(&g->wanted);
@@ -63,7 +62,7 @@ static enum st mark_rows(const struct plan *plan, const struct step *s, enum gra
 
 /* Append this trainer's own contributions: all vectors of the wanted rows. */
 static enum st collect_own(struct grads *g, const struct plan *plan, const struct step *s,
-                           enum grads_class class, uint32_t *pick, uint32_t *own_at)
+                           enum grads_class class)
 {
     enum st st = grow_reserve(&g->wanted, s->use.n_rows, 1);
     if (st != ST_OK) return st;
@@ -73,13 +72,15 @@ static enum st collect_own(struct grads *g, const struct plan *plan, const struc
     const uint8_t *node = s->vec_node.p;
     uint32_t *slot = g->slot.p, n = g->n;
     uint8_t *pos = g->pos.p;
-    *own_at = n;
+    uint32_t *pick = g->pick.p;
+    g->own_at = n;
     for (uint32_t r = 0; r < s->use.n_rows && st == ST_OK; r++)
         for (uint32_t v = first[r]; wanted[r] && v < first[r + 1]; v++, n++) {
             slot[n] = row_slot[r];
             pos[n] = node[v];
-            pick[n - *own_at] = v;
+            pick[n - g->own_at] = v;
         }
+    g->own_n = n - g->own_at;
     g->n = n;
     return st;
 }
@@ -112,7 +113,7 @@ static enum st pack_sends(struct grads *g, const struct plan *plan, const struct
         const struct plan_grads *out = &plan->peer[p].grad_send;
         class_range(out, class, &lo, &hi);
         for (uint32_t i = lo; i < hi; i++) pick[i - lo] = step_vec(s, out->slot[i], out->node[i]);
-        TRY(g->device->ops->rows_get(g->device, s->vec, D, pick, hi - lo, send, D), err);
+        TRY(g->device->ops->rows_get(g->device, s->vec, D, pick, hi - lo, send, D, NULL), err);
         TRY(exchange_add_out(job, p, send, (size_t)(hi - lo) * D * sizeof(float)), err);
         send += (size_t)(hi - lo) * D;
     }
@@ -120,42 +121,11 @@ err:
     return st;
 }
 
-enum st grads_collect(struct grads *g, const struct plan *plan, uint32_t rank,
-                      const struct step *s, enum grads_class class, struct exchange_job *job)
-{
-    enum st st = ST_OK;
-    uint32_t lo, hi, D = g->dim, own_at = 0;
-    size_t most = s->n_vecs;
-    for (uint32_t p = 0; p < plan->n_peers; p++) most += plan->peer[p].grad_recv.n;
-    g->iteration = plan->iteration;
-    g->n = 0;
-    TRY(grow_reserve(&g->slot, most, sizeof(uint32_t)), err);
-    TRY(grow_reserve(&g->pos, most, 1), err);
-    TRY(grow_reserve(&g->host, most * D, sizeof(float)), err);
-    TRY(pack_sends(g, plan, s, class, job), err);
-    TRY(grow_reserve(&g->pick, s->n_vecs, sizeof(uint32_t)), err);
-    float *host = g->host.p;
-    for (uint32_t p = 0; p < plan->n_peers; p++) {
-        if (p == rank) {
-            TRY(collect_own(g, plan, s, class, g->pick.p, &own_at), err);
-            TRY(g->device->ops->rows_get(g->device, s->vec, D, g->pick.p, g->n - own_at,
-                                         host + (size_t)own_at * D, D), err);
-            continue;
-        }
-        class_range(&plan->peer[p].grad_recv, class, &lo, &hi);
-        TRY(exchange_add_in(job, p, host + (size_t)g->n * D,
-                            (size_t)(hi - lo) * D * sizeof(float)), err);
-        append_received(g, &plan->peer[p].grad_recv, class);
-    }
-err:
-    return st;
-}
-
-static enum st reserve_device(struct grads *g)
+static enum st reserve_device(struct grads *g, uint32_t n)
 {
     struct device *d = g->device;
-    if (g->n <= g->vec_cap) return ST_OK;
-    size_t cap = (size_t)g->n + g->n / 4, old = g->vec_cap * g->dim * sizeof(float);
+    if (n <= g->vec_cap) return ST_OK;
+    size_t cap = (size_t)n + n / 4, old = g->vec_cap * g->dim * sizeof(float);
     size_t bytes = cap * g->dim * sizeof(float);
     float *vec = d->ops->alloc(d, bytes), *sum = d->ops->alloc(d, bytes);
     if (vec == NULL || sum == NULL) {
@@ -171,15 +141,48 @@ static enum st reserve_device(struct grads *g)
     return ST_OK;
 }
 
-enum { ROWS_PER_TASK = 1024 };
-
-static enum st sum_rows(void *ctx, uint32_t lane, uint32_t task)
+/* The others' contributions, in rank order around this trainer's own. */
+static enum st collect_recv(struct grads *g, const struct plan *plan, uint32_t rank,
+                            const struct step *s, enum grads_class class,
+                            struct exchange_job *job)
 {
-    struct grads *g = ctx;
-    struct seg_list list = {g->by_row.n_rows, group_begin(&g->by_row), group_items(&g->by_row)};
-    uint32_t lo = task * ROWS_PER_TASK, hi = lo + ROWS_PER_TASK;
-    return g->device->ops->tree_sum(g->device, lane, g->vec, g->dim, &list, g->row_pos.p, lo,
-                                    hi < list.n ? hi : list.n, g->sum);
+    enum st st = ST_OK;
+    uint32_t lo, hi, D = g->dim;
+    float *recv = g->recv.p;
+    for (uint32_t p = 0; p < plan->n_peers; p++) {
+        if (p == rank) {
+            TRY(collect_own(g, plan, s, class), err);
+            continue;
+        }
+        class_range(&plan->peer[p].grad_recv, class, &lo, &hi);
+        TRY(exchange_add_in(job, p, recv, (size_t)(hi - lo) * D * sizeof(float)), err);
+        recv += (size_t)(hi - lo) * D;
+        append_received(g, &plan->peer[p].grad_recv, class);
+    }
+err:
+    return st;
+}
+
+enum st grads_collect(struct grads *g, const struct plan *plan, uint32_t rank,
+                      const struct step *s, enum grads_class class, struct exchange_job *job)
+{
+    enum st st = ST_OK;
+    uint32_t D = g->dim;
+    size_t others = 0, most;
+    for (uint32_t p = 0; p < plan->n_peers; p++) others += plan->peer[p].grad_recv.n;
+    most = others + s->n_vecs;
+    g->n = 0;
+    TRY(grow_reserve(&g->slot, most, sizeof(uint32_t)), err);
+    TRY(grow_reserve(&g->pos, most, 1), err);
+    TRY(grow_reserve(&g->recv, others * D, sizeof(float)), err);
+    TRY(pack_sends(g, plan, s, class, job), err);
+    TRY(grow_reserve(&g->pick, s->n_vecs, sizeof(uint32_t)), err);
+    TRY(collect_recv(g, plan, rank, s, class, job), err);
+    TRY(reserve_device(g, g->n), err);
+    TRY(g->device->ops->rows_copy(g->device, s->vec, D, g->pick.p, g->own_n,
+                                  g->vec + (size_t)g->own_at * D, D, NULL, D), err);
+err:
+    return st;
 }
 
 /* Bring the contributions to one row together; ranks, and so tree positions, ascend inside it. */
@@ -196,27 +199,59 @@ err:
     return st;
 }
 
-enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, uint32_t stride,
-                    const uint64_t *slot_row)
+/* What has been received goes around this trainer's own vectors. */
+static enum st put_received(struct grads *g)
+{
+    struct device *d = g->device;
+    size_t D = g->dim, row = D * sizeof(float), own_end = (size_t)g->own_at + g->own_n;
+    const float *recv = g->recv.p;
+    enum st st = d->ops->copy_in(d, g->vec, recv, g->own_at * row);
+    if (st != ST_OK) return st;
+    return d->ops->copy_in(d, g->vec + own_end * D, recv + g->own_at * D, (g->n - own_end) * row);
+}
+
+enum st grads_apply(struct grads *g, const struct opt_step *opt, float *table, uint32_t stride)
 {
     enum st st = ST_OK;
-    uint32_t bad = 0;
+    struct device *d = g->device;
     if (g->n == 0) return ST_OK;
-    TRY(reserve_device(g), err);
-    TRY(g->device->ops->copy_in(g->device, g->vec, g->host.p,
-                                (size_t)g->n * g->dim * sizeof(float)), err);
+    TRY(put_received(g), err);
     TRY(group_rows(g), err);
-    uint32_t n_rows = g->by_row.n_rows;
-    TRY(lanes_run(g->lanes, (n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, sum_rows, g), err);
-    st = g->device->ops->row_update(g->device, opt, table, stride, g->dim,
-                                    group_slots(&g->by_row), g->sum, n_rows, &bad);
-    if (st == ST_DATA) {
-        uint64_t id = slot_row[group_slots(&g->by_row)[bad]];
-        log_fail(st, "train", "iteration %lld: the gradient of row %llu of table %u is not finite; "
-                 "lower train.learning_rate or look for extreme values in the data",
-                 (long long)g->iteration, (unsigned long long)row_number(id), row_table(id));
-    }
+    struct seg_list list = {g->by_row.n_rows, group_begin(&g->by_row), group_items(&g->by_row)};
+    TRY(d->ops->tree_sum(d, g->vec, g->dim, &list, g->row_pos.p, g->sum), err);
+    TRY(d->ops->row_update(d, opt, table, stride, g->dim, group_slots(&g->by_row), g->sum, list.n),
+        err);
     g->n = 0;
+err:
+    return st;
+}
+
+static enum st count_up(struct grads *g, uint32_t n)
+{
+    if (n <= g->counted) return ST_OK;
+    enum st st = grow_reserve(&g->count_up, n, sizeof(uint32_t));
+    if (st != ST_OK) return st;
+    g->counted = g->count_up.bytes / sizeof(uint32_t);
+    uint32_t *p = g->count_up.p;
+    for (size_t i = 0; i < g->counted; i++) p[i] = (uint32_t)i;
+    return ST_OK;
+}
+
+enum st grads_apply_alone(struct grads *g, const struct step *s, const struct opt_step *opt,
+                          float *table, uint32_t stride)
+{
+    enum st st = ST_OK;
+    struct device *d = g->device;
+    const float *grad = s->vec;
+    if (s->n_vecs != s->use.n_rows) { /* some row has several nodes: slices are not 2^k */
+        TRY(count_up(g, s->n_vecs), err);
+        TRY(reserve_device(g, s->use.n_rows), err);
+        struct seg_list list = {s->use.n_rows, s->first_vec.p, g->count_up.p};
+        TRY(d->ops->tree_sum(d, s->vec, g->dim, &list, s->vec_node.p, g->sum), err);
+        grad = g->sum;
+    }
+    TRY(d->ops->row_update(d, opt, table, stride, g->dim, group_slots(&s->use), grad,
+                           s->use.n_rows), err);
 err:
     return st;
 }

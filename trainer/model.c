@@ -111,6 +111,71 @@ void model_initial(const struct model *m, uint64_t seed, float *params)
     }
 }
 
+/* --- on a device ---------------------------------------------------------------------------- */
+
+void model_place(struct model *m, struct device *d)
+{
+    m->n_floats = m->prepared_bytes = 0;
+    for (uint32_t k = 0; k < m->n_tensors; k++) {
+        struct model_tensor *t = &m->tensor[k];
+        size_t floats = t->is_bias ? t->rows : d->ops->weight_floats(d, t->cols, t->rows);
+        t->at = m->n_floats;
+        t->prepared = m->prepared_bytes;
+        m->n_floats += align_up(floats);
+        if (!t->is_bias)
+            m->prepared_bytes += align_up(d->ops->prepared_bytes(d, t->cols, t->rows));
+    }
+}
+
+enum st model_put(const struct model *m, struct device *d, const float *params, float *w)
+{
+    enum st st = ST_OK;
+    for (uint32_t k = 0; k < m->n_tensors && st == ST_OK; k++) {
+        const struct model_tensor *t = &m->tensor[k];
+        const float *host = params + t->offset;
+        st = t->is_bias ? d->ops->copy_in(d, w + t->at, host, t->rows * sizeof(float))
+                        : d->ops->weight_put(d, t->cols, t->rows, host, w + t->at);
+    }
+    return st;
+}
+
+enum st model_get(const struct model *m, struct device *d, const float *w, float *params)
+{
+    enum st st = ST_OK;
+    for (uint32_t k = 0; k < m->n_tensors && st == ST_OK; k++) {
+        const struct model_tensor *t = &m->tensor[k];
+        float *host = params + t->offset;
+        st = t->is_bias ? d->ops->copy_out(d, w + t->at, host, t->rows * sizeof(float), NULL)
+                        : d->ops->weight_get(d, t->cols, t->rows, w + t->at, host);
+    }
+    return st;
+}
+
+/* The layer of weight tensor k. */
+static struct linear linear_of(const struct model *m, const struct model_params *p, uint32_t k,
+                               bool relu)
+{
+    const struct model_tensor *t = &m->tensor[k];
+    return (struct linear){t->cols, t->rows, relu, p->w + t->at, p->w + t[1].at,
+                           (char *)p->prepared + t->prepared};
+}
+
+struct preparation { const struct model *m; struct device *d; const struct model_params *p; };
+
+static enum st prepare_layer(void *ctx, uint32_t lane, uint32_t layer)
+{
+    const struct preparation *x = ctx;
+    struct linear l = linear_of(x->m, x->p, 2 * layer, false);
+    return x->d->ops->prepare(x->d, lane, &l);
+}
+
+enum st model_prepare(const struct model *m, struct device *d, const struct model_params *p)
+{
+    struct preparation x = {m, d, p};
+    if (m->prepared_bytes == 0) return ST_OK;
+    return d->ops->parallel(d, m->n_bottom + m->n_top, prepare_layer, &x);
+}
+
 /* --- buffers -------------------------------------------------------------------------------- */
 
 /* All activations, kept from forward for backward, and two buffers that gradients pass through:
@@ -198,63 +263,57 @@ struct pass {
     struct device *d;
     uint32_t lane;
     struct model_work *w;
-    const float *params;
+    const struct model_params *params;
     const struct model_slice *s;
 };
 
-/* One fully connected layer: shape, where its tensors start, and its input and output. */
+/* One fully connected layer in its place: parameters, input and output. */
 struct layer {
-    uint32_t K, N, ldy;        /* ldy: floats between rows of the output */
-    size_t weight, bias;       /* offsets, of parameters and of gradients alike */
+    struct linear l;
+    size_t weight, bias;       /* where gradients go                 */
+    uint32_t ldy;              /* floats between rows of the output  */
     const float *x;
     float *y;
-    int relu;
 };
 
 static struct layer bottom_layer(const struct pass *p, uint32_t k)
 {
     const struct model *m = p->m;
-    const struct model_tensor *t = &m->tensor[2 * k];
     int last = k + 1 == m->n_bottom;
     return (struct layer){
-        .K = m->bottom[k],
-        .N = m->bottom[k + 1],
+        .l = linear_of(m, p->params, 2 * k, true),
+        .weight = m->tensor[2 * k].at,
+        .bias = m->tensor[2 * k + 1].at,
         .ldy = last ? (m->n_tables + 1) * m->dim : m->bottom[k + 1],
-        .weight = t[0].offset,
-        .bias = t[1].offset,
         .x = k == 0 ? p->s->dense : p->w->bottom[k - 1],
         .y = last ? p->w->t : p->w->bottom[k],
-        .relu = 1,
     };
 }
 
 static struct layer top_layer(const struct pass *p, uint32_t k)
 {
     const struct model *m = p->m;
-    const struct model_tensor *t = &m->tensor[2 * (m->n_bottom + k)];
+    uint32_t weight = 2 * (m->n_bottom + k);
     return (struct layer){
-        .K = m->top[k],
-        .N = m->top[k + 1],
+        .l = linear_of(m, p->params, weight, k + 1 < m->n_top),
+        .weight = m->tensor[weight].at,
+        .bias = m->tensor[weight + 1].at,
         .ldy = m->top[k + 1],
-        .weight = t[0].offset,
-        .bias = t[1].offset,
         .x = k == 0 ? p->w->r : p->w->top[k - 1],
         .y = p->w->top[k],
-        .relu = k + 1 < m->n_top,
     };
 }
 
 static enum st layer_forward(const struct pass *p, struct layer l)
 {
-    return p->d->ops->linear_forward(p->d, p->lane, p->s->B, l.K, l.N, l.x, p->params + l.weight,
-                                     p->params + l.bias, l.relu, l.y, l.ldy);
+    return p->d->ops->linear_forward(p->d, p->lane, p->s->B, &l.l, l.x, l.y, l.ldy);
 }
 
 static enum st layer_backward(const struct pass *p, struct layer l, float *dy, float *grad,
                               float *dx)
 {
-    return p->d->ops->linear_backward(p->d, p->lane, p->s->B, l.K, l.N, l.x, p->params + l.weight,
-                                      l.y, l.ldy, l.relu, dy, grad + l.weight, grad + l.bias, dx);
+    return p->d->ops->linear_backward(p->d, p->lane, p->s->B, &l.l, l.x, l.y, l.ldy, dy,
+                                      grad + l.weight, grad + l.bias, dx);
 }
 
 /* Leaves the logits in w->top[n_top - 1]. */
@@ -293,21 +352,22 @@ done:
 }
 
 enum st model_train(const struct model *m, struct device *d, uint32_t lane, struct model_work *w,
-                    const float *params, const struct model_slice *s, float scale, float *grad,
-                    float *dt)
+                    const struct model_params *params, const struct model_slice *s, float scale,
+                    float *grad, float *dt)
 {
     struct pass p = {m, d, lane, w, params, s};
     enum st st;
     TRY(forward(&p), done);
     TRY(d->ops->bce(d, lane, s->B, w->top[m->n_top - 1], s->label, scale, w->grad[0],
-                    grad + m->n_params, NULL), done);
+                    grad + m->n_floats, NULL), done);
     TRY(backward(&p, grad, dt), done);
 done:
     return st;
 }
 
 enum st model_eval(const struct model *m, struct device *d, uint32_t lane, struct model_work *w,
-                   const float *params, const struct model_slice *s, float *prob, float *loss)
+                   const struct model_params *params, const struct model_slice *s, float *prob,
+                   float *loss)
 {
     struct pass p = {m, d, lane, w, params, s};
     enum st st;

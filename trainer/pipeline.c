@@ -2,9 +2,12 @@
  * order, is said in proto/plan.h; here each line of that list is one call. */
 #include "trainer/pipeline.h"
 
+#include <math.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/row.h"
 #include "data/synthetic.h"
 #include "trainer/checkpoint.h"
 #include "trainer/dense.h"
@@ -22,6 +25,15 @@ struct deferred {
     struct exchange_job job;
 };
 
+/* An iteration whose work is with the device: what is still to be asked and told. */
+struct pending {
+    bool open;
+    int64_t iteration;
+    uint32_t total;                /* samples of the global batch */
+    uint64_t waited_ns;
+    uint64_t mark;                 /* the device's; then the loss is there */
+};
+
 struct trainer {
     const struct trainer_cfg *cfg;
     const struct config *config;
@@ -31,7 +43,6 @@ struct trainer {
 
     struct model *model;
     struct device *device;
-    struct lanes *lanes;
     struct step *step;
     struct dense dense;
     struct evaluate evaluate;
@@ -48,6 +59,7 @@ struct trainer {
     struct values urgent_values, deferred_values;   /* staged for the next boundary    */
     struct deferred deferred[2];
     uint32_t flying;               /* deferred[flying] is with EXCHANGE; the other one collects */
+    struct pending pending;
 
     struct metrics *metrics;       /* rank 0 */
     struct trainer_result result;
@@ -67,7 +79,7 @@ static enum st deferred_finish(struct trainer *t)
     struct deferred *d = &t->deferred[t->flying];
     struct opt_step opt = opt_of(t->config);
     enum st st = exchange_wait(t->exchange, &d->job);
-    if (st == ST_OK) st = grads_apply(&d->grads, &opt, t->table, t->stride, t->slot_row);
+    if (st == ST_OK) st = grads_apply(&d->grads, &opt, t->table, t->stride);
     exchange_job_reset(&d->job, "deferred exchange");
     return st;
 }
@@ -119,15 +131,66 @@ static enum st boundary(struct trainer *t, struct ticket *ticket, uint64_t *wait
 #ifdef BUG_slot_freed_early
     TRY(wait_rows(t, ticket, waited_ns), err);
     TRY(prefetch_install(t->prefetch, ticket, t->device, t->table, t->stride), err);
-    TRY(writeback_send(t->writeback, plan, t->device, t->table, t->stride), err);
+    TRY(writeback_take(t->writeback, plan, t->table, t->stride), err);
 #else
-    TRY(writeback_send(t->writeback, plan, t->device, t->table, t->stride), err);
+    TRY(writeback_take(t->writeback, plan, t->table, t->stride), err);
+    if (t->device->host_memory) TRY(writeback_send(t->writeback, plan), err);
     TRY(wait_rows(t, ticket, waited_ns), err);
     TRY(prefetch_install(t->prefetch, ticket, t->device, t->table, t->stride), err);
 #endif
-    name_slots(t, plan);
     TRY(install_values(t), err);
     TRY(deferred_start(t, plan), err);
+err:
+    return st;
+}
+
+/* Has the device met a gradient that is not finite? `at`: the iteration that is said to have. */
+static enum st check_fault(struct trainer *t, int64_t at)
+{
+    struct device_fault fault;
+    enum st st = t->device->ops->fault(t->device, &fault);
+    if (st != ST_OK || (!fault.row && !fault.dense)) return st;
+    uint64_t id = t->slot_row[fault.row ? fault.slot : 0];
+    if (fault.row)
+        return log_fail(ST_DATA, "train", "iteration %lld: the gradient of row %llu of table %u is "
+                        "not finite; lower train.learning_rate or look for extreme values in the "
+                        "data", (long long)at, (unsigned long long)row_number(id), row_table(id));
+    return log_fail(ST_DATA, "train", "iteration %lld: a dense gradient is not finite; lower "
+                    "train.learning_rate or look for extreme values in the data", (long long)at);
+}
+
+/* The iteration before is complete, or is waited for: its loss is told. An accelerator computes the
+ * next one meanwhile. Before slots get new names: a fault is told by the row's. */
+static enum st settle(struct trainer *t)
+{
+    enum st st = ST_OK;
+    struct pending *p = &t->pending;
+    if (!p->open) return ST_OK;
+    p->open = false;
+    TRY(t->device->ops->wait(t->device, p->mark), err);
+    TRY(check_fault(t, p->iteration), err);
+    t->result.loss = (double)*t->dense.loss / p->total;
+    if (!isfinite(t->result.loss))
+        return log_fail(ST_DATA, "train", "iteration %lld: the loss is not finite; lower "
+                        "train.learning_rate or look for extreme values in the data",
+                        (long long)p->iteration);
+    t->result.iterations++;
+    t->result.samples += p->total;
+    if (t->metrics != NULL)
+        TRY(metrics_train(t->metrics, p->iteration, t->result.loss, p->total, p->waited_ns), err);
+err:
+    return st;
+}
+
+/* Alone, everything is this trainer's own, and at hand. */
+static enum st update_alone(struct trainer *t, const struct plan *plan)
+{
+    enum st st = ST_OK;
+    struct opt_step opt = opt_of(t->config);
+    TRY(dense_scatter(&t->dense, t->step, plan->batch_total, &t->urgent_1), err);
+    TRY(dense_gather(&t->dense, plan->batch_total, &t->urgent_2), err);
+    TRY(grads_apply_alone(&t->urgent, t->step, &opt, t->table, t->stride), err);
+    TRY(dense_apply(&t->dense, &opt, &t->pending.mark), err);
 err:
     return st;
 }
@@ -148,12 +211,12 @@ static enum st exchange_urgent(struct trainer *t, const struct plan *plan)
     TRY(exchange_wait(t->exchange, &t->urgent_1), err);
 
     TRY(dense_gather(&t->dense, plan->batch_total, &t->urgent_2), err);
-    TRY(grads_apply(&t->urgent, &opt, t->table, t->stride, t->slot_row), err);
+    TRY(grads_apply(&t->urgent, &opt, t->table, t->stride), err);
     TRY(values_collect(&t->urgent_values, plan, VALUES_URGENT, t->device, t->table, t->stride,
                        t->config->model.dim, &t->urgent_2), err);
     TRY(exchange_start(t->exchange, &t->urgent_2), err);
     TRY(exchange_wait(t->exchange, &t->urgent_2), err);
-    TRY(dense_apply(&t->dense, &opt, plan->batch_total, plan->iteration, &t->result.loss), err);
+    TRY(dense_apply(&t->dense, &opt, &t->pending.mark), err);
 err:
     return st;
 }
@@ -166,17 +229,30 @@ static enum st run_train(struct trainer *t, struct ticket *ticket, uint64_t plan
     TRY(boundary(t, ticket, &waited_ns), err);
     if (t->start_ns == 0) t->start_ns = clock_now_ns(); /* the pipeline is full from here on */
     else t->waited_ns += waited_ns;
-    TRY(step_train(t->step, plan, t->dense.params, t->table, t->stride), err);
+    TRY(step_train(t->step, plan, &t->dense.params, t->table, t->stride), err);
+    TRY(settle(t), err);
+    name_slots(t, plan);
+    if (!t->device->host_memory) TRY(writeback_send(t->writeback, plan), err);
 #ifdef BUG_deferred_value_late
     TRY(values_install(&t->deferred_values, t->device, t->table, t->stride,
                        t->config->model.dim), err);
 #endif
-    TRY(exchange_urgent(t, plan), err);
-    t->result.iterations++;
-    t->result.samples += plan->batch_total;
-    if (t->metrics != NULL)
-        TRY(metrics_train(t->metrics, plan->iteration, t->result.loss, plan->batch_total,
-                          waited_ns), err);
+    TRY(t->size == 1 ? update_alone(t, plan) : exchange_urgent(t, plan), err);
+    t->pending = (struct pending){true, plan->iteration, plan->batch_total, waited_ns,
+                                  t->pending.mark};
+err:
+    return st;
+}
+
+static enum st run_flush(struct trainer *t, struct ticket *ticket)
+{
+    enum st st;
+    uint64_t waited_ns = 0;
+    TRY(settle(t), err);
+    TRY(boundary(t, ticket, &waited_ns), err);
+    TRY(check_fault(t, ticket->plan->iteration), err);
+    name_slots(t, ticket->plan);
+    if (!t->device->host_memory) TRY(writeback_send(t->writeback, ticket->plan), err);
 err:
     return st;
 }
@@ -189,6 +265,7 @@ static enum st run_eval(struct trainer *t, struct ticket *ticket)
     float *scratch;
     int done = 0;
     struct evaluation result;
+    TRY(settle(t), err);
     /* Rows must be up to date where they are: nothing deferred may be open. */
     TRY(deferred_finish(t), err);
     TRY(deferred_start(t, NULL), err);
@@ -196,7 +273,7 @@ static enum st run_eval(struct trainer *t, struct ticket *ticket)
     TRY(evaluate_scratch(&t->evaluate, plan, &scratch), err);
     TRY(wait_rows(t, ticket, &waited_ns), err);
     TRY(prefetch_install(t->prefetch, ticket, t->device, scratch, t->config->model.dim), err);
-    TRY(evaluate_batch(&t->evaluate, plan, t->exchange, t->step, t->dense.params, t->table,
+    TRY(evaluate_batch(&t->evaluate, plan, t->exchange, t->step, &t->dense.params, t->table,
                        t->stride, &done, &result), err);
     if (done) {
         t->result.has_eval = 1;
@@ -211,11 +288,10 @@ err:
 
 static enum st run_ticket(struct trainer *t, struct ticket *ticket, uint64_t plan_wait_ns)
 {
-    uint64_t waited_ns = 0;
     switch (ticket->plan->kind) {
     case PLAN_TRAIN: return run_train(t, ticket, plan_wait_ns);
     case PLAN_EVAL: return run_eval(t, ticket);
-    case PLAN_FLUSH: return boundary(t, ticket, &waited_ns);
+    case PLAN_FLUSH: return run_flush(t, ticket);
     }
     return ST_INTERNAL;
 }
@@ -231,7 +307,7 @@ static enum st run_plans(struct trainer *t)
         ticket_close(ticket);
     }
 err:
-    return st == ST_END ? ST_OK : st;
+    return st == ST_END ? settle(t) : st;
 }
 
 /* --- before and after ----------------------------------------------------------------------- */
@@ -253,11 +329,21 @@ err:
     return st;
 }
 
-static struct checkpoint checkpoint_of(const struct trainer *t)
+/* The state as it stands, dense part in host memory that `c` owns. */
+static enum st checkpoint_open(struct trainer *t, struct checkpoint *c)
 {
-    int stateless = t->config->train.optimizer == OPT_SGD;
-    return (struct checkpoint){t->config, t->model, t->server, t->header, t->dense.params,
-                               stateless ? NULL : t->dense.state};
+    bool stateless = t->config->train.optimizer == OPT_SGD;
+    float *params = mem_zalloc(t->model->n_params, sizeof(float));
+    float *state = stateless ? NULL : mem_zalloc(t->model->n_params, sizeof(float));
+    *c = (struct checkpoint){t->config, t->model, t->server, t->header, params, state};
+    if (params == NULL || (state == NULL && !stateless)) return ST_NOMEM;
+    return dense_get(&t->dense, params, state);
+}
+
+static void checkpoint_close(struct checkpoint *c)
+{
+    mem_free((float *)c->params);
+    mem_free((float *)c->state);
 }
 
 enum { WRITE_DEADLINE_FACTOR = 60 }; /* whole tables take longer than one iteration's messages */
@@ -271,19 +357,40 @@ static enum st tell_planted(struct trainer *t)
     return st == ST_OK ? metrics_planted(t->metrics, loss, auc) : st;
 }
 
+static enum st write_initial(struct trainer *t)
+{
+    struct checkpoint c;
+    enum st st = checkpoint_open(t, &c);
+    if (st == ST_OK) st = checkpoint_write(&c, t->config->run.dir, "init", 0);
+    checkpoint_close(&c);
+    return st;
+}
+
 static enum st before(struct trainer *t)
 {
     enum st st = ST_OK;
-    struct checkpoint c = checkpoint_of(t);
     if (t->rank == 0) {
         TRY(metrics_open(t->config->run.dir, t->cfg->progress, config_iterations(t->config),
                          &t->metrics), err);
         TRY(tell_planted(t), err);
-        if (t->config->run.save_initial)
-            TRY(checkpoint_write(&c, t->config->run.dir, "init", 0), err);
+        if (t->config->run.save_initial) TRY(write_initial(t), err);
     }
     TRY(barrier(t, "start", t->timeout_ms * WRITE_DEADLINE_FACTOR), err);
 err:
+    return st;
+}
+
+static enum st write_final(struct trainer *t)
+{
+    enum st st;
+    struct checkpoint c;
+    TRY(checkpoint_open(t, &c), err);
+    TRY(checkpoint_digest(&c, &t->result.digest), err);
+    TRY(checkpoint_model_json(t->config, t->result.iterations, t->config->run.dir), err);
+    if (t->config->run.save_final)
+        TRY(checkpoint_write(&c, t->config->run.dir, "final", 1), err);
+err:
+    checkpoint_close(&c);
     return st;
 }
 
@@ -291,7 +398,6 @@ static enum st after(struct trainer *t)
 {
     enum st st = ST_OK;
     struct trainer_result *r = &t->result;
-    struct checkpoint c = checkpoint_of(t);
     TRY(writeback_drain(t->writeback), err);
     r->seconds = t->start_ns == 0 ? 0 : (double)(clock_now_ns() - t->start_ns - t->eval_ns) * 1e-9;
     r->samples_per_s = r->seconds > 0 ? (double)r->samples / r->seconds : 0;
@@ -302,10 +408,7 @@ static enum st after(struct trainer *t)
     r->exchange_bytes = exchange_bytes(t->exchange);
     TRY(barrier(t, "end", t->timeout_ms), err);
     if (t->rank == 0) {
-        TRY(checkpoint_digest(&c, &r->digest), err);
-        TRY(checkpoint_model_json(t->config, r->iterations, t->config->run.dir), err);
-        if (t->config->run.save_final)
-            TRY(checkpoint_write(&c, t->config->run.dir, "final", 1), err);
+        TRY(write_final(t), err);
         TRY(metrics_end(t->metrics, r), err);
     }
 err:
@@ -332,9 +435,11 @@ static enum st open_compute(struct trainer *t)
     enum st st;
     const struct config *c = t->config;
     TRY(model_open(c, &t->model), err);
-    TRY(device_open(c->cluster.device, &(struct device_cfg){c->cluster.threads}, &t->device), err);
-    TRY(lanes_open(c->cluster.threads, &t->lanes), err);
-    struct step_cfg sc = {c, t->model, t->device, t->lanes, t->rank, t->size, t->cap_rows};
+    struct device_cfg dc = {c->cluster.threads, t->cfg->comm->local_rank, c->device.precision};
+    TRY(device_open(c->cluster.device, &dc, &t->device), err);
+    model_place(t->model, t->device);
+    struct step_cfg sc = {c, t->model, t->device, t->rank, t->size, t->cap_rows,
+                          t->cfg->comm->reaches_device};
     TRY(step_open(&sc, &t->step), err);
     TRY(dense_init(&t->dense, &sc), err);
     evaluate_init(&t->evaluate, t->step);
@@ -344,10 +449,9 @@ static enum st open_compute(struct trainer *t)
     if (t->table == NULL || t->slot_row == NULL)
         return log_fail(ST_NOMEM, "cluster.cache_rows", "no memory for %llu rows of %u bytes; "
                         "lower it", (unsigned long long)t->cap_rows, t->stride * 4);
-    TRY(grads_init(&t->urgent, t->device, t->lanes, c->model.dim, t->cap_rows), err);
+    TRY(grads_init(&t->urgent, t->device, c->model.dim, t->cap_rows), err);
     for (int i = 0; i < 2; i++)
-        TRY(grads_init(&t->deferred[i].grads, t->device, t->lanes, c->model.dim, t->cap_rows),
-            err);
+        TRY(grads_init(&t->deferred[i].grads, t->device, c->model.dim, t->cap_rows), err);
 err:
     return st;
 }
@@ -358,7 +462,7 @@ static enum st open_stages(struct trainer *t)
     const struct config *c = t->config;
     uint32_t state = config_row_state(c->train.optimizer, c->model.dim);
     struct writeback_cfg wc = {t->server, c->cluster.servers, c->cluster.server_threads, t->header,
-                               c->model.dim, state, t->timeout_ms, t->cfg->over};
+                               c->model.dim, state, t->device, t->timeout_ms, t->cfg->over};
     struct prefetch_cfg pc = {
         .oracle = t->oracle, .server = t->server, .n_servers = c->cluster.servers,
         .threads = c->cluster.server_threads, .header = t->header,
@@ -392,7 +496,6 @@ static void close_compute(struct trainer *t)
     evaluate_fini(&t->evaluate);
     dense_fini(&t->dense);
     step_close(t->step);
-    lanes_close(t->lanes);
     device_close(t->device);
     model_close(t->model);
 }

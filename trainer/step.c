@@ -19,8 +19,10 @@ static enum st open_buffers(struct step *s)
     s->in_dense = d->ops->alloc(d, samples * m->dense_features * sizeof(float));
     s->in_label = d->ops->alloc(d, samples * sizeof(float));
     s->in_slot = d->ops->alloc(d, samples * m->n_tables * sizeof(uint32_t));
+    s->out_prob = d->ops->alloc(d, samples * sizeof(float));
+    s->out_loss = d->ops->alloc(d, run_slices(s) * sizeof(float));
     if (s->slice_grad == NULL || s->dt == NULL || s->in_dense == NULL || s->in_label == NULL ||
-        s->in_slot == NULL)
+        s->in_slot == NULL || s->out_prob == NULL || s->out_loss == NULL)
         return ST_NOMEM;
     return ST_OK;
 }
@@ -28,7 +30,7 @@ static enum st open_buffers(struct step *s)
 enum st step_open(const struct step_cfg *cfg, struct step **out)
 {
     enum st st = ST_NOMEM;
-    uint32_t S = cfg->config->train.slices, n_lanes = lanes_count(cfg->lanes);
+    uint32_t S = cfg->config->train.slices, n_lanes = cfg->device->lanes;
     struct step *s = mem_zalloc(1, sizeof(*s));
     if (s == NULL) return ST_NOMEM;
     s->cfg = *cfg;
@@ -36,7 +38,7 @@ enum st step_open(const struct step_cfg *cfg, struct step **out)
     s->slice_hi = tree_run_start(cfg->rank + 1, cfg->size, S);
     s->slice_samples = cfg->config->train.global_batch / S;
     s->n_nodes = tree_nodes(s->slice_lo, s->slice_hi, S, s->node);
-    s->grad_floats = (cfg->model->n_params + 1 + 15) / 16 * 16;
+    s->grad_floats = (cfg->model->n_floats + 1 + 15) / 16 * 16;
     s->work = mem_zalloc(n_lanes, sizeof(struct model_work *));
     if (s->work == NULL) goto err;
     for (uint32_t i = 0; i < n_lanes; i++)
@@ -57,9 +59,11 @@ void step_close(struct step *s)
     const struct model *m = s->cfg.model;
     struct device *d = s->cfg.device;
     size_t samples = (size_t)s->slice_samples * run_slices(s);
-    for (uint32_t i = 0; s->work != NULL && i < lanes_count(s->cfg.lanes); i++)
-        model_work_close(s->work[i]);
+    for (uint32_t i = 0; s->work != NULL && i < d->lanes; i++) model_work_close(s->work[i]);
     mem_free(s->work);
+    d->ops->graph_free(d, s->graph);
+    d->ops->free(d, s->out_prob, samples * sizeof(float));
+    d->ops->free(d, s->out_loss, run_slices(s) * sizeof(float));
     d->ops->free(d, s->slice_grad, run_slices(s) * s->grad_floats * sizeof(float));
     d->ops->free(d, s->dt, s->dt_bytes);
     d->ops->free(d, s->in_dense, samples * m->dense_features * sizeof(float));
@@ -84,9 +88,9 @@ uint32_t step_slices(const struct step *s, uint32_t total)
 struct pass {
     struct step *s;
     const struct plan *plan;
-    const float *params, *table;
+    const struct model_params *params;
+    const float *table;
     uint32_t stride;
-    float *prob, *slice_loss;   /* evaluation */
 };
 
 static struct model_slice slice_of(const struct pass *p, uint32_t k, uint32_t *first)
@@ -130,7 +134,7 @@ static enum st eval_slice(void *ctx, uint32_t lane, uint32_t k)
     uint32_t first;
     struct model_slice slice = slice_of(p, k, &first);
     return model_eval(s->cfg.model, s->cfg.device, lane, s->work[lane], p->params, &slice,
-                      p->prob + first, &p->slice_loss[k]);
+                      s->out_prob + first, s->out_loss + k);
 }
 
 static enum st load_inputs(struct step *s, const struct plan *plan)
@@ -199,43 +203,56 @@ static enum st reserve_vecs(struct step *s)
 
 enum { VECS_PER_TASK = 1024 };
 
-static enum st sum_vecs(void *ctx, uint32_t lane, uint32_t task)
+static enum st issue_slices(void *ctx)
 {
-    struct step *s = ctx;
-    const struct model *m = s->cfg.model;
+    struct pass *p = ctx;
+    struct step *s = p->s;
     struct device *d = s->cfg.device;
-    struct seg_list list = {s->n_vecs, s->seg_begin.p, group_items(&s->use)};
-    uint32_t lo = task * VECS_PER_TASK, hi = lo + VECS_PER_TASK;
-    return d->ops->row_grads(d, lane, s->dt, m->n_tables, m->dim, &list, lo,
-                             hi < s->n_vecs ? hi : s->n_vecs, s->slice_lo,
-                             s->slice_samples * m->n_tables, s->vec);
+    return d->ops->parallel(d, step_slices(s, p->plan->batch_total) - s->slice_lo, train_slice, p);
 }
 
-enum st step_train(struct step *s, const struct plan *plan, const float *params,
+/* A batch that is not full has a shape of its own. */
+static enum st run_slices_of(struct pass *p)
+{
+    struct step *s = p->s;
+    struct device *d = s->cfg.device;
+    bool full = p->plan->batch_total == s->cfg.config->train.global_batch;
+    return full ? d->ops->repeat(d, &s->graph, issue_slices, p) : issue_slices(p);
+}
+
+enum st step_train(struct step *s, const struct plan *plan, const struct model_params *params,
                    const float *table, uint32_t stride)
 {
     enum st st;
-    struct pass pass = {s, plan, params, table, stride, NULL, NULL};
-    uint32_t n_items = plan->n_samples * s->cfg.model->n_tables;
+    const struct model *m = s->cfg.model;
+    struct device *d = s->cfg.device;
+    struct pass pass = {s, plan, params, table, stride};
+    uint32_t n_items = plan->n_samples * m->n_tables;
     TRY(load_inputs(s, plan), err);
-    TRY(lanes_run(s->cfg.lanes, step_slices(s, plan->batch_total) - s->slice_lo, train_slice,
-                  &pass), err);
-    TRY(group_by_slot(&s->use, plan->slot, n_items), err);
+    TRY(run_slices_of(&pass), err);
+    TRY(group_by_slot(&s->use, plan->slot, n_items), err); /* beside an accelerator's work */
     TRY(cut_by_node(s, n_items), err);
     TRY(reserve_vecs(s), err);
-    TRY(lanes_run(s->cfg.lanes, (s->n_vecs + VECS_PER_TASK - 1) / VECS_PER_TASK, sum_vecs, s), err);
+    struct seg_list list = {s->n_vecs, s->seg_begin.p, group_items(&s->use)};
+    TRY(d->ops->row_grads(d, s->dt, m->n_tables, m->dim, &list, s->slice_lo,
+                          s->slice_samples * m->n_tables, s->vec), err);
 err:
     return st;
 }
 
-enum st step_eval(struct step *s, const struct plan *plan, const float *params,
+enum st step_eval(struct step *s, const struct plan *plan, const struct model_params *params,
                   const float *table, uint32_t stride, float *prob, float *slice_loss)
 {
-    struct pass pass = {s, plan, params, table, stride, prob, slice_loss};
-    enum st st = load_inputs(s, plan);
-    if (st != ST_OK) return st;
-    return lanes_run(s->cfg.lanes, step_slices(s, plan->batch_total) - s->slice_lo, eval_slice,
-                     &pass);
+    enum st st;
+    struct device *d = s->cfg.device;
+    struct pass pass = {s, plan, params, table, stride};
+    uint32_t n_slices = step_slices(s, plan->batch_total) - s->slice_lo;
+    TRY(load_inputs(s, plan), err);
+    TRY(d->ops->parallel(d, n_slices, eval_slice, &pass), err);
+    TRY(d->ops->copy_out(d, s->out_prob, prob, plan->n_samples * sizeof(float), NULL), err);
+    TRY(d->ops->copy_out(d, s->out_loss, slice_loss, n_slices * sizeof(float), NULL), err);
+err:
+    return st;
 }
 
 uint32_t step_vec(const struct step *s, uint32_t slot, uint8_t node)

@@ -47,7 +47,7 @@ enum st values_collect(struct values *v, const struct plan *plan, enum values_cl
     for (uint32_t p = 0; p < plan->n_peers && st == ST_OK; p++) {
         const struct plan_values *out = &plan->peer[p].value_send;
         class_range(out, class, &lo, &n);
-        TRY(d->ops->rows_get(d, table, stride, out->slot + lo, n, send, D), err);
+        TRY(d->ops->rows_get(d, table, stride, out->slot + lo, n, send, D, NULL), err);
         TRY(exchange_add_out(job, p, send, n * row_bytes), err);
         send += (size_t)n * D;
 

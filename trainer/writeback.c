@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -9,7 +10,10 @@
 
 struct writeback {
     struct writeback_cfg cfg;
-    uint64_t bytes;                       /* COMPUTE only */
+    uint64_t bytes;                       /* COMPUTE only, as is the rest up to the lock */
+    float *rows;                          /* [cap][D + state] from host_alloc: rows taken */
+    size_t cap;
+    uint64_t mark;                        /* they are there once the device has come to it */
 
     pthread_mutex_t lock;                 /* guards all below */
     pthread_cond_t moved;
@@ -21,6 +25,11 @@ struct sent {                             /* one message under way */
     struct writeback *w;
     uint32_t shard, bucket;
 };
+
+static size_t row_bytes(const struct writeback *w, size_t n)
+{
+    return n * (w->cfg.dim + w->cfg.state) * sizeof(float);
+}
 
 enum st writeback_open(const struct writeback_cfg *cfg, struct writeback **out)
 {
@@ -54,6 +63,7 @@ void writeback_close(struct writeback *w)
     if (w == NULL) return;
     enum st st = writeback_drain(w);
     (void)st; /* whoever cared has asked before */
+    w->cfg.device->ops->host_free(w->cfg.device, w->rows, row_bytes(w, w->cap));
     pthread_cond_destroy(&w->moved);
     pthread_mutex_destroy(&w->lock);
     mem_free(w);
@@ -88,7 +98,7 @@ static void write_done(void *ctx, enum st st, struct msg *reply, const char *tex
 
 /* Entries [lo, hi) of one shard, as one message. */
 static enum st send_rows(struct writeback *w, const struct plan *plan, uint32_t lo, uint32_t hi,
-                         uint32_t shard, struct device *d, const float *table, uint32_t stride)
+                         uint32_t shard)
 {
     const struct plan_evict *e = &plan->evict;
     uint32_t width = w->cfg.dim + w->cfg.state;
@@ -101,13 +111,11 @@ static enum st send_rows(struct writeback *w, const struct plan *plan, uint32_t 
     uint8_t *rows;
     enum st st = write_back_begin(&h, shard, e->row_id + lo, e->version + lo, hi - lo, width, &m,
                                   &rows);
-    if (st == ST_OK)
-        st = d->ops->rows_get(d, table, stride, e->slot + lo, hi - lo, rows, width);
     if (st != ST_OK) {
-        msg_close(m);
         mem_free(s);
         return st;
     }
+    memcpy(rows, w->rows + (size_t)lo * width, row_bytes(w, hi - lo));
     w->bytes += m->len;
     pthread_mutex_lock(&w->lock);
     w->open[s->bucket]++;
@@ -117,20 +125,38 @@ static enum st send_rows(struct writeback *w, const struct plan *plan, uint32_t 
     return ST_OK;
 }
 
-enum st writeback_send(struct writeback *w, const struct plan *plan, struct device *d,
-                       const float *table, uint32_t stride)
+enum st writeback_take(struct writeback *w, const struct plan *plan, const float *table,
+                       uint32_t stride)
+{
+    struct device *d = w->cfg.device;
+    const struct plan_evict *e = &plan->evict;
+    if (e->n > w->cap) {
+        size_t cap = (size_t)e->n + e->n / 4;
+        float *rows = d->ops->host_alloc(d, row_bytes(w, cap));
+        if (rows == NULL) return ST_NOMEM;
+        d->ops->host_free(d, w->rows, row_bytes(w, w->cap));
+        w->rows = rows;
+        w->cap = cap;
+    }
+    return d->ops->rows_get(d, table, stride, e->slot, e->n, w->rows, w->cfg.dim + w->cfg.state,
+                            &w->mark);
+}
+
+enum st writeback_send(struct writeback *w, const struct plan *plan)
 {
     const struct plan_evict *e = &plan->evict;
     uint32_t n_shards = w->cfg.n_servers * w->cfg.threads;
     uint32_t most = codec_max_rows(w->cfg.dim + w->cfg.state);
-    enum st st = wait_bucket(w, (uint32_t)((uint64_t)plan->iteration % WRITEBACK_WINDOW));
+    enum st st = w->cfg.device->ops->wait(w->cfg.device, w->mark);
+    if (st == ST_OK)
+        st = wait_bucket(w, (uint32_t)((uint64_t)plan->iteration % WRITEBACK_WINDOW));
     for (uint32_t lo = 0, hi; lo < e->n && st == ST_OK; lo = hi) {
         uint32_t shard = row_shard(e->row_id[lo], n_shards);
         hi = lo;
         while (hi < e->n && hi - lo < most &&
                row_shard(e->row_id[hi], n_shards) == shard)
             hi++;
-        st = send_rows(w, plan, lo, hi, shard, d, table, stride);
+        st = send_rows(w, plan, lo, hi, shard);
     }
     return st;
 }

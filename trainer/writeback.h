@@ -1,6 +1,6 @@
 /* trainer/writeback.h - the last stage: evicted rows go home. The rows are copied out of their slots
- * into the messages that carry them, so a slot is free once writeback_send returns and the message
- * lives until the server has answered (I4). How far the answers may lag is bounded. */
+ * first, so a slot is free once writeback_take returns, and then into the messages that carry them;
+ * a message lives until the server has answered (I4). How far the answers may lag is bounded. */
 #ifndef CHANTER_TRAINER_WRITEBACK_H
 #define CHANTER_TRAINER_WRITEBACK_H
 
@@ -25,6 +25,7 @@ struct writeback_cfg {
     uint32_t n_servers, threads;
     struct rpc_header header;
     uint32_t dim, state;
+    struct device *device;            /* borrowed                                        */
     uint32_t timeout_ms;
     const atomic_bool *over;          /* see trainer_cfg                                 */
 };
@@ -32,10 +33,12 @@ struct writeback_cfg {
 MUST_USE enum st writeback_open(const struct writeback_cfg *cfg, struct writeback **out);
 void writeback_close(struct writeback *w); /* NULL ok; waits for answers under way */
 
-/* Send the plan's evict list, rows read from `table`. Before that, wait until everything older
- * than WRITEBACK_WINDOW iterations is answered. */
-MUST_USE enum st writeback_send(struct writeback *w, const struct plan *plan, struct device *d,
-                                const float *table, uint32_t stride);
+/* Copy the rows of the plan's evict list out of `table`. */
+MUST_USE enum st writeback_take(struct writeback *w, const struct plan *plan, const float *table,
+                                uint32_t stride);
+/* Send what has been taken for this plan. Before that, wait until everything older than
+ * WRITEBACK_WINDOW iterations is answered. */
+MUST_USE enum st writeback_send(struct writeback *w, const struct plan *plan);
 /* Wait until every row sent has been taken. */
 MUST_USE enum st writeback_drain(struct writeback *w);
 uint64_t writeback_bytes(const struct writeback *w);

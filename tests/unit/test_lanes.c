@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "trainer/lanes.h"
+#include "compute/lanes.h"
 
 enum { MOST_LANES = 5, MOST_TASKS = 300, ROUNDS = 400 };
 

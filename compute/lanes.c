@@ -1,4 +1,4 @@
-#include "trainer/lanes.h"
+#include "compute/lanes.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +16,7 @@ struct lanes {
     uint64_t round;          /* one more for each lanes_run */
     uint32_t busy;           /* lanes still in this round */
     bool stopping;
-    lane_task *fn;
+    device_task *fn;
     void *ctx;
     uint32_t n_tasks;
     uint32_t failed_task;    /* lowest task that failed; n_tasks = none */
@@ -30,7 +30,7 @@ struct lane_arg {
     uint32_t lane;
 };
 
-static void run_tasks(struct lanes *l, uint32_t lane, lane_task *fn, void *ctx, uint32_t n_tasks)
+static void run_tasks(struct lanes *l, uint32_t lane, device_task *fn, void *ctx, uint32_t n_tasks)
 {
     for (;;) {
         uint32_t task = atomic_fetch_add_explicit(&l->next_task, 1, memory_order_relaxed);
@@ -57,7 +57,7 @@ static void *lane_main(void *p)
         while (l->round == seen && !l->stopping) pthread_cond_wait(&l->work, &l->lock);
         if (l->stopping) break;
         seen = l->round;
-        lane_task *fn = l->fn;
+        device_task *fn = l->fn;
         void *ctx = l->ctx;
         uint32_t n_tasks = l->n_tasks;
         pthread_mutex_unlock(&l->lock);
@@ -117,7 +117,7 @@ void lanes_close(struct lanes *l)
     mem_free(l);
 }
 
-enum st lanes_run(struct lanes *l, uint32_t n_tasks, lane_task *fn, void *ctx)
+enum st lanes_run(struct lanes *l, uint32_t n_tasks, device_task *fn, void *ctx)
 {
     pthread_mutex_lock(&l->lock);
     l->fn = fn;
