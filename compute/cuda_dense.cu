@@ -235,9 +235,11 @@ cudaError_t cuda_backward_one(cudaStream_t s, uint32_t B, uint32_t K, const floa
 struct dense_args {
     const float *from, *b;           /* (B, N), ld apart; (N)                                */
     float *y;                        /* (B, N), ld apart                                     */
-    uint16_t *narrow;                /* (B, N)                                               */
+    uint16_t *narrow;                /* (B, N), ld_to apart                                  */
     uint32_t B, N, ld, quads;
     int relu, by4;
+    uint32_t ld_to;
+    int to_by4;
 };
 
 KERNEL(bias_relu, dense_args, a, BLOCK)
@@ -269,7 +271,8 @@ KERNEL(bias_relu, dense_args, a, BLOCK)
 cudaError_t cuda_bias_relu(cudaStream_t s, uint32_t B, uint32_t N, const float *b, int relu,
                            float *y, uint32_t ldy)
 {
-    struct dense_args a = {NULL, b, y, NULL, B, N, ldy, quads_of(N), relu, is_by4(y, ldy, N)};
+    struct dense_args a = {NULL, b, y, NULL, B, N, ldy, quads_of(N), relu, is_by4(y, ldy, N),
+                           0, 0};
     if (B == 0 || N == 0) return cudaSuccess;
     dim3 block = row_block(a.quads);
     return LAUNCH(s, bias_relu, row_grid(B, block), block, 0, &a);
@@ -298,30 +301,32 @@ DEVICE void store_bf16(uint16_t *p, uint32_t n, int by4, float4 v)
     if (n > 3) p[3] = (uint16_t)bf16_of(v.w);
 }
 
+/* quads: of the padded rows. */
 KERNEL(to_bf16, dense_args, a, BLOCK)
 {
     for (uint32_t q = threadIdx.x; q < a.quads; q += blockDim.x) {
         float4 v[ROWS_EACH];
-        uint32_t left = a.N - 4 * q;
+        uint32_t left = a.N > 4 * q ? a.N - 4 * q : 0;
         UNROLL
         for (uint32_t k = 0; k < ROWS_EACH; k++) {
             uint32_t i = my_row(k);
             v[k] = fill4(0.0f);
-            if (i < a.B) v[k] = load4(a.from + (size_t)i * a.ld + 4 * q, left, a.by4);
+            if (i < a.B && left > 0) v[k] = load4(a.from + (size_t)i * a.ld + 4 * q, left, a.by4);
         }
         UNROLL
         for (uint32_t k = 0; k < ROWS_EACH; k++) {
             uint32_t i = my_row(k);
-            if (i < a.B) store_bf16(a.narrow + (size_t)i * a.N + 4 * q, left, a.by4, v[k]);
+            uint16_t *to = a.narrow + (size_t)i * a.ld_to + 4 * q;
+            if (i < a.B) store_bf16(to, a.ld_to - 4 * q, a.to_by4, v[k]);
         }
     }
 }
 
 cudaError_t cuda_to_bf16(cudaStream_t s, uint32_t B, uint32_t N, const float *from, uint32_t ld,
-                         uint16_t *to)
+                         uint16_t *to, uint32_t ld_to)
 {
-    struct dense_args a = {from, NULL, NULL, to, B, N, ld, quads_of(N), 0,
-                           is_by4(from, ld, N) && (uintptr_t)to % 8 == 0};
+    struct dense_args a = {from, NULL, NULL, to, B, N, ld, quads_of(ld_to), 0, is_by4(from, ld, N),
+                           ld_to, (uintptr_t)to % 8 == 0 && ld_to % 4 == 0};
     if (B == 0 || N == 0) return cudaSuccess;
     dim3 block = row_block(a.quads);
     return LAUNCH(s, to_bf16, row_grid(B, block), block, 0, &a);

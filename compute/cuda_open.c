@@ -115,13 +115,13 @@ static enum st no_gpu(const char *why)
     return log_fail(ST_CONFIG, "cluster.device", "cuda: %s; see nvidia-smi, or set it to cpu", why);
 }
 
-static enum st choose(uint32_t local_rank, int *ordinal)
+static enum st choose(uint32_t local_rank, int *ordinal, int *n)
 {
-    int n = 0, major = 0;
-    cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && n == 0) e = cudaErrorNoDevice;
+    int major = 0;
+    cudaError_t e = cudaGetDeviceCount(n);
+    if (e == cudaSuccess && *n == 0) e = cudaErrorNoDevice;
     if (e == cudaSuccess) {
-        *ordinal = (int)(local_rank % (uint32_t)n);
+        *ordinal = (int)(local_rank % (uint32_t)*n);
         e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, *ordinal);
     }
     if (e != cudaSuccess) {
@@ -145,9 +145,9 @@ static void fill_in(struct device_ops *ops)
 enum st cuda_open_tuned(const struct device_cfg *cfg, const struct cuda_tuning *tuning,
                         struct device **out)
 {
-    int ordinal = 0;
+    int ordinal = 0, n = 0;
     enum st st;
-    TRY(choose(cfg->local_rank, &ordinal), err);
+    TRY(choose(cfg->local_rank, &ordinal, &n), err);
     TRY(cuda_blas_load(), err);
     struct cuda_device *d = mem_zalloc(1, sizeof(*d));
     if (d == NULL) return log_fail(ST_NOMEM, "cuda device", "out of memory; free some");
@@ -155,6 +155,7 @@ enum st cuda_open_tuned(const struct device_cfg *cfg, const struct cuda_tuning *
     fill_in(&d->ops);
     d->base.ops = &d->ops;
     d->base.lanes = lanes < CUDA_MAX_LANES ? lanes : CUDA_MAX_LANES;
+    d->base.siblings = (uint32_t)n;
     d->ordinal = ordinal;
     d->tuning = *tuning;
     d->precision = cfg->precision;
