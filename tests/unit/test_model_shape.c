@@ -113,7 +113,7 @@ static void tensors_have_places_of_their_own_on_a_device(void **state)
             assert_true(floats >= n);
             end = t->at + floats;
             if (t->is_bias) continue;
-            assert_true(t->prepared % 16 == 0 && t->prepared >= prepared_end);
+            assert_true(t->prepared % 64 == 0 && t->prepared >= prepared_end);
             prepared_end = t->prepared + dev->ops->prepared_bytes(dev, t->cols, t->rows);
         }
         assert_true(m->n_floats >= end && m->n_floats < end + 16);
