@@ -167,7 +167,7 @@ enum st cpu_open(const struct device_cfg *cfg, struct device **out)
 {
     struct cpu *c = mem_zalloc(1, sizeof(*c));
     if (c == NULL) goto err;
-    c->base = (struct device){&CPU_OPS, cfg->lanes, true};
+    c->base = (struct device){&CPU_OPS, cfg->lanes, 1, true};
     c->precision = cfg->precision;
     if (lanes_open(cfg->lanes, &c->lanes) != ST_OK) goto err_cpu;
     *out = &c->base;

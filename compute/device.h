@@ -57,6 +57,8 @@ struct device_fault {
 struct device {
     const struct device_ops *ops;
     uint32_t lanes;
+    uint32_t siblings;       /* devices of this kind on this machine, itself included: trainers
+                                take them in turn                                           */
     bool host_memory;        /* device memory is host memory: pointers may be read and written
                                 directly whenever nothing is under way (after `wait`)       */
 };

@@ -317,3 +317,8 @@ const char *config_optimizer_name(enum optimizer opt)
 {
     return key_find("train", "optimizer")->names[opt];
 }
+
+const char *config_device_name(enum device_kind kind)
+{
+    return key_find("cluster", "device")->names[kind];
+}

@@ -87,6 +87,7 @@ uint32_t config_shards(const struct config *c);
 uint64_t config_cache_rows(const struct config *c);
 /* Iterations of the run; 0 where only the data can tell (epochs of a file of unknown length). */
 uint64_t config_iterations(const struct config *c);
+const char *config_device_name(enum device_kind kind);
 const char *config_optimizer_name(enum optimizer opt); /* as in the file: "rowwise_adagrad" */
 
 #endif

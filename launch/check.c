@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "config/options.h"
 #include "data/source.h"
+#include "launch/fit.h"
 #include "launch/sizes.h"
 
 enum { CHECK_BATCHES = 4 }; /* read to see whether data and cache go together */
@@ -106,6 +107,19 @@ enum st check_data(const struct config *c)
     }
     if (held_out.working_set > train.working_set) train.working_set = held_out.working_set;
     return check_cache(c, &train);
+}
+
+/* --- device --------------------------------------------------------------------------------- */
+
+enum st check_device(struct config *c)
+{
+    char text[32];
+    uint64_t free_bytes;
+    enum st st = fit_to_device(c, &free_bytes);
+    if (st != ST_OK) return st;
+    bytes_text(free_bytes, false, text);
+    printf("device    ok: %s, %s free\n", config_device_name(c->cluster.device), text);
+    return ST_OK;
 }
 
 /* --- machine -------------------------------------------------------------------------------- */
@@ -277,9 +291,10 @@ static enum st check_run_place(const struct config *c)
     return st != ST_OK ? st : check_disk(c, free_in(folder));
 }
 
-static enum st check_all(const struct config *c)
+static enum st check_all(struct config *c)
 {
-    enum st st = check_data(c);
+    enum st st = check_device(c); /* first: it may say how large caches are */
+    st = first_of(st, check_data(c));
     st = first_of(st, check_memory(c, mem_available()));
     st = first_of(st, check_run_place(c));
     st = first_of(st, check_files(c, file_limit()));

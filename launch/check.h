@@ -11,6 +11,8 @@
 
 /* Opens the data and the held-out data, reads the first batches, counts their rows. */
 MUST_USE enum st check_data(const struct config *c);
+/* Is the device there? Fits cluster.cache_rows to it (launch/fit.h). */
+MUST_USE enum st check_device(struct config *c);
 MUST_USE enum st check_memory(const struct config *c, uint64_t available_bytes);
 /* Can run.dir be made, or written if it is there? */
 MUST_USE enum st check_run_dir(const struct config *c);

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "config/options.h"
 #include "data/source.h"
+#include "launch/fit.h"
 
 enum { PATH_BYTES = 4096 };
 
@@ -117,6 +118,7 @@ enum st job_open(const char *program, const char *help, enum transport_kind tran
     TRY(config_args_open(&args, path, &j.config), err);
     j.config->cluster.transport = transport;
     TRY(look_at_data(j.config), err_config);
+    TRY(fit_to_device(j.config, NULL), err_config);
     TRY(prepare_dir(j.config, overwrite, &j.lock), err_config);
     if (getrandom(&j.id, sizeof(j.id), 0) != (ssize_t)sizeof(j.id)) {
         st = log_fail(ST_INTERNAL, NULL, "no random number to be had: %s", strerror(errno));

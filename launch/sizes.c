@@ -62,8 +62,7 @@ static uint64_t dense_floats(const struct config *c)
                mlp_floats(interaction, c->model.top_mlp, c->model.n_top_mlp));
 }
 
-/* Weights, optimizer state, and a gradient for each slice and for the sum. */
-static uint64_t dense_bytes(const struct config *c)
+uint64_t sizes_dense_bytes(const struct config *c)
 {
     uint64_t slices = (c->train.slices + c->cluster.trainers - 1) / c->cluster.trainers;
     return product(dense_floats(c), (3 + slices) * sizeof(float));
@@ -102,9 +101,10 @@ struct sizes sizes_of(const struct config *c)
                       .disk_bytes = disk_bytes(c, state)};
     s.rows = least(rows_of_tables(c), product(distinct_samples(c), c->model.n_tables));
     s.server_bytes = product(s.rows / servers + (s.rows % servers != 0), record + STAMP_BYTES);
-    s.trainer_bytes = sum(product(config_cache_rows(c), record), dense_bytes(c));
-    s.total_bytes = sum(s.oracle_bytes, sum(product(servers, s.server_bytes),
-                                            product(c->cluster.trainers, s.trainer_bytes)));
+    s.trainer_bytes = sum(product(config_cache_rows(c), record), sizes_dense_bytes(c));
+    s.total_bytes = sum(s.oracle_bytes, product(servers, s.server_bytes));
+    if (c->cluster.device == DEVICE_CPU) /* others have memory of their own: launch/fit.h */
+        s.total_bytes = sum(s.total_bytes, product(c->cluster.trainers, s.trainer_bytes));
     if (c->cluster.transport == TRANSPORT_GRPC)
         s.shm_bytes = (uint64_t)SHM_PER_TRAINER * c->cluster.trainers;
     return s;

@@ -22,6 +22,9 @@ struct sizes {
 
 struct sizes sizes_of(const struct config *c);
 
+/* Of one trainer: dense weights, optimizer state, a gradient for each slice and for the sum. */
+uint64_t sizes_dense_bytes(const struct config *c);
+
 /* Distinct rows that one trainer needs for `batch`, the most of all trainers: its cache must hold
  * them. Sorts parts of batch->id in place. */
 uint64_t sizes_working_set(const struct config *c, struct samples *batch);
