@@ -11,7 +11,7 @@ enum { ALIGN = 256, ALLOCS = 65536 };
 static struct alloc { char *p; size_t bytes; bool device; } allocs[ALLOCS];
 static uint32_t n_allocs;
 static int n_devices = 1;
-static size_t total_bytes = (size_t)1 << 30, used_bytes;
+static size_t total_bytes = (size_t)16 << 30, used_bytes;
 
 void emu_devices(int n)
 {
