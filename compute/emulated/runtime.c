@@ -13,7 +13,9 @@
 
 #include "compute/emulated/emu.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Recursive: a test framework that jumps out of a kernel that crashed has to be able to go on. */
+static pthread_mutex_t lock;
+static pthread_once_t lock_made = PTHREAD_ONCE_INIT;
 static struct emu_stream *streams;     /* in use                                                  */
 static struct emu_stream *past;        /* destroyed and empty: events may still name them         */
 static uint32_t n_streams;
@@ -66,8 +68,18 @@ static void set_seed(uint64_t seed)
     draw_priorities();
 }
 
+static void make_lock(void)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+}
+
 void emu_lock(void)
 {
+    pthread_once(&lock_made, make_lock);
     pthread_mutex_lock(&lock);
     if (rng != 0) return;
     const char *text = getenv("CHANTER_EMU_SEED");
