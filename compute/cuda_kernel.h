@@ -39,7 +39,9 @@
 #define COPY_ASYNC(to, from, bytes) emu_copy_async(to, from, bytes)
 #define COPY_COMMIT() emu_copy_commit()
 #define COPY_WAIT(n) emu_copy_wait(n)
-#define UNROLL
+/* Not for speed: gcc 12 makes `if (c) sum += x` in a vectorized loop `sum += c ? x : 0`, which turns
+ * -0 into 0. */
+#define UNROLL _Pragma("GCC unroll 64")
 #define UNROLL_NOT
 
 #else
