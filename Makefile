@@ -67,7 +67,7 @@ CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_DEF_nvcc = -DCHANTER_CUDA -isystem $(CUDA_ROOT)/include
 # Nothing but a GPU's use needs libcublasLt: it is loaded then, from where the toolkit is.
 CUDA_LIB = $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib))
-CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt
+CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt -lstdc++
 CUDA_DEF_emulated := -DCHANTER_CUDA -DCHANTER_CUDA_EMULATED
 CUDA_DEF_none :=
 INC     := -I. -I$(GEN)

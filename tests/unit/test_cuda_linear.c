@@ -243,7 +243,7 @@ static void each_shape_is_chosen_once(void **state)
 /* I1: where a slice lies may not choose its algorithm. */
 static void slices_at_any_place_have_one_choice(void **state)
 {
-    enum { B = 3, K = 20, N = 12, SLICES = 4 };
+    enum { B = 3, K = 13, N = 6, SLICES = 4 };
     struct device *d = must_open(PRECISION_FP32);
     struct layer t;
     layer_open(&t, d, B * SLICES, K, N, N, true, 0);
