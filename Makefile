@@ -67,10 +67,9 @@ CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_DEF_nvcc = -DCHANTER_CUDA -isystem $(CUDA_ROOT)/include
 # Nothing but a GPU's use needs libcublasLt: it is loaded then, from where the toolkit is.
 CUDA_LIB = $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib))
-CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt
+CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt -lstdc++
 CUDA_DEF_emulated := -DCHANTER_CUDA -DCHANTER_CUDA_EMULATED
 CUDA_DEF_none :=
-CFLAGS_cuda = $(CUDA_DEF_$(CUDA))
 INC     := -I. -I$(GEN)
 MPI_INC  = $(shell pkg-config --cflags ompi-c)
 MPI_LIB  = $(shell pkg-config --libs ompi-c)
@@ -109,8 +108,10 @@ $(GENH): %.h: %.c ;
 # Rebuild when the flags change. $(DEF): macros and paths of a flavour, for compute/ and its tests.
 FLAGS = $(CC) $(CFLAGS) $(CFLAGS_compute) $(DEF)
 NEWER = @mkdir -p $(@D); echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
-$O/.flags: DEF = $(CFLAGS_cuda) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
-$O/.flags: FORCE ; $(NEWER)
+$E/.flags: DEF = $(CUDA_DEF_emulated)
+$O/compute/.flags: DEF = $(CUDA_DEF_$(CUDA)) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
+$(sort $O/.flags $E/.flags $O/compute/.flags): FORCE ; $(NEWER)
+$(filter $O/compute/%,$(OBJ)): $O/compute/.flags
 
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
@@ -125,9 +126,7 @@ $O/%.cu.o: %.cu $O/.flags
 endif
 # For CUDA on the CPU: the same files with its macros, kernels as C.
 ifneq ($O,$E)
-$O/compute/%.o: EXTRA = $(CFLAGS_cuda)
-$E/.flags: DEF = $(CUDA_DEF_emulated)
-$E/.flags: FORCE ; $(NEWER)
+$O/compute/%.o: EXTRA = $(CUDA_DEF_$(CUDA))
 $E/%.o: %.c $E/.flags | $(GENH) ; $(COMPILE)
 endif
 $E/%.o: EXTRA = $(CUDA_DEF_emulated)
