@@ -1,5 +1,5 @@
-/* compute/cpu_bf16.c - the only file with oneDNN. A product's object is made when its shape is first
- * met and kept: a run has a few dozen shapes, so a lane's list is searched from the front.
+/* compute/cpu_bf16.c - the only file with oneDNN. A product's object is made when its shape is
+ * first met, and kept: a run has a few dozen shapes, so a lane's list is searched from the front.
  *
  * I1: oneDNN splits a product over as many threads as OpenMP offers the caller, and chooses kernels
  * by that number. So each calling thread offers it one, whatever OMP_NUM_THREADS says. */
@@ -142,7 +142,7 @@ enum st bf16_product(struct bf16 *h, uint32_t lane, const struct bf16_shape *s, 
     return refused(dnnl_stream_wait(h->lane[lane].stream), "to finish a bf16 product");
 }
 
-/* --- factors ------------------------------------------------------------------------------------ */
+/* --- factors ---------------------------------------------------------------------------------- */
 
 void bf16_round(size_t n, const float *restrict from, uint16_t *restrict to)
 {
@@ -179,7 +179,7 @@ enum st bf16_scratch(struct bf16 *h, uint32_t lane, size_t n0, size_t n1, uint16
     return ST_OK;
 }
 
-/* --- opening ------------------------------------------------------------------------------------ */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static void lane_close(struct lane *l)
 {
@@ -204,7 +204,8 @@ static enum st can(const struct bf16 *h)
 {
     struct product *p = NULL;
     be_one_thread();
-    dnnl_status_t s = product_open(&(struct bf16_shape){16, 16, 16, 16, false, true}, h->engine, &p);
+    const struct bf16_shape any = {.M = 16, .N = 16, .K = 16, .ldc = 16, .trans_b = true};
+    dnnl_status_t s = product_open(&any, h->engine, &p);
     if (s == dnnl_unimplemented)
         return log_fail(ST_CONFIG, "device.precision", "oneDNN has no bf16 products for this CPU "
                         "(it takes AVX-512 at least); use fp32");

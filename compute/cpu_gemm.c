@@ -5,8 +5,8 @@
  *
  * What keeps it near the peak, in the order in which it was found by measuring:
  * - weights in panels, read from front to back, and fetched AHEAD steps early;
- * - samples not copied: a tile reads its rows of x where they are. But rows a multiple of 4 KB apart
- *   fall into the same lines of the first cache; those are copied, a few floats further apart;
+ * - samples not copied: a tile reads its rows of x where they are. But rows a multiple of 4 KB
+ *   apart share the same few lines of the first cache; those are copied, a little further apart;
  * - BLOCK samples pass a panel before the next panel comes: they and it stay in the second cache;
  * - sums over samples (dw): both factors would be read down their columns, so they are copied
  *   first, into the order in which the tiles read them, SAMPLES x TALL x WIDE at a time;
@@ -170,10 +170,10 @@ static uint32_t cut(uint32_t n, uint32_t n_pieces, uint32_t i)
     return (uint32_t)((uint64_t)n * i / n_pieces);
 }
 
-/* --- samples ------------------------------------------------------------------------------------ */
+/* --- samples ---------------------------------------------------------------------------------- */
 
-/* WIDTH or fewer outputs from n0 on, of all of g's samples. Where a panel is not full, its tiles are
- * stored on the side and their real part copied. */
+/* WIDTH or fewer outputs from n0 on, of all of g's samples. Where a panel is not full, its tiles
+ * are stored on the side and their real part copied. */
 static void panel(const struct gemm_rows *g, uint32_t n0)
 {
     static const float zero[WIDTH];
@@ -284,7 +284,7 @@ void gemm_weights(const struct gemm_weights *g, float *scratch)
     }
 }
 
-/* --- panels ------------------------------------------------------------------------------------- */
+/* --- panels ----------------------------------------------------------------------------------- */
 
 size_t gemm_floats(uint32_t K, uint32_t N)
 {

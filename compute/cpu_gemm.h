@@ -1,9 +1,9 @@
 /* compute/cpu_gemm.h - matrix products of fully connected layers, f32, on the calling thread.
  * Not a general library: one factor is always a weight, and a weight (N,K) always lies in panels.
  *
- * Panels: GEMM_WIDTH outputs side by side, input after input, [ceil(N / width)][K][width], so that a
+ * Panels: some outputs side by side, input after input, [ceil(N / width)][K][width], so that a
  * product reads a weight from front to back. The last panel is filled up with 0. The width is the
- * machine's and is nobody's business outside: gemm_put and gemm_get convert. */
+ * machine's, and nobody's business outside: gemm_put and gemm_get convert. */
 #ifndef CHANTER_COMPUTE_CPU_GEMM_H
 #define CHANTER_COMPUTE_CPU_GEMM_H
 
@@ -22,8 +22,8 @@ void gemm_get(uint32_t K, uint32_t N, const float *w, float *host);
 /* out = panels of the transposed weight (K,N). out [gemm_floats(N, K)] */
 void gemm_transpose(uint32_t K, uint32_t N, const float *w, float *out);
 
-/* y = x W^T + b, each element summed over k in ascending order, on top of b. Used for dx = dy W too,
- * with the transposed weight and no b. */
+/* y = x W^T + b, each element summed over k in ascending order, on top of b. Used for dx = dy W
+ * too, with the transposed weight and no b. */
 struct gemm_rows {
     uint32_t B, K, N;
     const float *x;              /* (B,K), rows ldx floats apart                                */

@@ -1,9 +1,9 @@
 /* compute/cpu_linear.c - fully connected layers. Three ways:
- * - f32: products of our own (cpu_gemm.c), weights in panels; prepared is the transposed weight, for
- *   dx. oneDNN's products were measured beside them: docs/cpu.md.
+ * - f32: products of our own (cpu_gemm.c), weights in panels; prepared is the weight transposed,
+ *   for dx.
  * - bf16: oneDNN's products (cpu_bf16.c), weights row-major; prepared is the weight rounded.
- * - one output: a matrix times a vector, bound by reading x. By hand, in f32 always; its weight is a
- *   vector either way. */
+ * - one output: a matrix times a vector, bound by reading x. By hand, always in f32; its weight is
+ *   a vector either way. */
 #include <string.h>
 
 #include "base/log.h"
@@ -169,7 +169,7 @@ static void backward_one(uint32_t B, uint32_t K, const float *restrict x, const 
         for (uint32_t k = 0; k < K; k++) dx[i * K + k] = dy[i * ldy] * w[k];
 }
 
-/* --- bf16 --------------------------------------------------------------------------------------- */
+/* --- bf16 ------------------------------------------------------------------------------------- */
 
 static enum st forward_bf16(struct bf16 *h, uint32_t lane, uint32_t B, const struct linear *l,
                             const float *x, float *y, uint32_t ldy)
@@ -201,7 +201,7 @@ static enum st backward_bf16(struct bf16 *h, uint32_t lane, uint32_t B, const st
     return st;
 }
 
-/* --- f32, and which of them --------------------------------------------------------------------- */
+/* --- f32, and which of them ------------------------------------------------------------------- */
 
 /* As many samples at a time as gemm_weights takes: what mask_and_sum has written is still near. */
 static void backward_f32(uint32_t B, const struct linear *l, const float *x, const float *y,

@@ -1,7 +1,6 @@
-/* The CPU device: layers, interaction, loss, rows and memory. Sums and updates: test_cpu_sums.c. */
+/* The CPU device: interaction, loss, rows and memory. Layers: test_cpu_linear.c; sums and updates:
+ * test_cpu_sums.c. */
 #include <math.h>
-#include <omp.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,45 +29,6 @@ static int close_device(void **state)
     return mem_live() == 0 ? 0 : -1;
 }
 
-/* --- layers --------------------------------------------------------------------------------- */
-
-struct linear {
-    uint32_t B, K, N, ldy;
-    int relu;
-    struct floats x, w, b, y, dy, dw, db, dx;
-};
-
-static struct linear linear_open(uint32_t B, uint32_t K, uint32_t N, uint32_t ldy, int relu,
-                                 size_t shift)
-{
-    return (struct linear){
-        .B = B, .K = K, .N = N, .ldy = ldy, .relu = relu,
-        .x = floats_random((size_t)B * K, shift, 1),
-        .w = floats_random((size_t)N * K, shift, 2),
-        .b = floats_random(N, shift, 3),
-        .y = floats_open((size_t)(B - 1) * ldy + N, shift),
-        .dy = floats_random((size_t)(B - 1) * ldy + N, shift, 4),
-        .dw = floats_open((size_t)N * K, shift),
-        .db = floats_open(N, shift),
-        .dx = floats_open((size_t)B * K, shift),
-    };
-}
-
-static void linear_close(struct linear *l)
-{
-    struct floats all[] = {l->x, l->w, l->b, l->y, l->dy, l->dw, l->db, l->dx};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) floats_close(all[i]);
-}
-
-static void linear_run(struct linear *l, uint32_t lane)
-{
-    assert_int_equal(dev->ops->linear_forward(dev, lane, l->B, l->K, l->N, l->x.p, l->w.p, l->b.p,
-                                              l->relu, l->y.p, l->ldy), ST_OK);
-    assert_int_equal(dev->ops->linear_backward(dev, lane, l->B, l->K, l->N, l->x.p, l->w.p,
-                                               l->y.p, l->ldy, l->relu, l->dy.p, l->dw.p, l->db.p,
-                                               l->dx.p), ST_OK);
-}
-
 /* sum of p[i * dp] q[i * dq] over n, and of the magnitudes. */
 static double dot(const float *p, size_t dp, const float *q, size_t dq, uint32_t n, double *size)
 {
@@ -80,177 +40,6 @@ static double dot(const float *p, size_t dp, const float *q, size_t dq, uint32_t
         *size += fabs(term);
     }
     return sum;
-}
-
-static void check_forward(const struct linear *l)
-{
-    for (size_t b = 0; b < l->B; b++) {
-        for (size_t n = 0; n < l->N; n++) {
-            double size, z = dot(l->x.p + b * l->K, 1, l->w.p + n * l->K, 1, l->K, &size);
-            z += (double)l->b.p[n];
-            size += fabs((double)l->b.p[n]);
-            if (l->relu && z < 0) z = 0;
-            assert_near(l->y.p[b * l->ldy + n], z, size, l->K + 1, "y", b * l->ldy + n);
-        }
-        for (size_t n = l->N; n < l->ldy && b + 1 < l->B; n++)
-            assert_true(isnan(l->y.p[b * l->ldy + n])); /* between rows: not ours */
-    }
-}
-
-static void check_backward(const struct linear *l, const float *dy_before)
-{
-    for (size_t n = 0; n < l->N; n++) {
-        float db = 0;
-        for (size_t i = n, b = 0; b < l->B; b++, i += l->ldy) {
-            float masked = l->relu && l->y.p[i] == 0 ? 0 : dy_before[i];
-            assert_same_bits(&l->dy.p[i], &masked, 1, "masked dy");
-            db = b == 0 ? masked : db + masked;
-        }
-        assert_same_bits(&l->db.p[n], &db, 1, "db in sample order");
-        for (size_t k = 0; k < l->K; k++) {
-            double size, dw = dot(l->dy.p + n, l->ldy, l->x.p + k, l->K, l->B, &size);
-            assert_near(l->dw.p[n * l->K + k], dw, size, l->B, "dw", n * l->K + k);
-        }
-    }
-    for (size_t b = 0; b < l->B; b++)
-        for (size_t k = 0; k < l->K; k++) {
-            double size, dx = dot(l->dy.p + b * l->ldy, 1, l->w.p + k, l->K, l->N, &size);
-            assert_near(l->dx.p[b * l->K + k], dx, size, l->N, "dx", b * l->K + k);
-        }
-}
-
-static void layers_agree_with_sums_in_double(void **state)
-{
-    static const uint32_t BATCH[] = {1, 2, 7, 16, 33}, IN[] = {1, 2, 13, 16, 17, 70},
-                          OUT[] = {1, 2, 3, 16, 19, 64};
-    for (int i = 0; i < 5 * 6 * 6 * 2 * 2; i++) {
-        uint32_t B = BATCH[i % 5], K = IN[i / 5 % 6], N = OUT[i / 30 % 6];
-        struct linear l = linear_open(B, K, N, N + (uint32_t)(i / 360) * 5, i / 180 % 2, 0);
-        struct floats dy = floats_random(l.dy.n, 0, 4);
-        linear_run(&l, 0);
-        check_forward(&l);
-        check_backward(&l, dy.p);
-        floats_close(dy);
-        linear_close(&l);
-    }
-}
-
-static void first_layer_asks_for_no_input_gradient(void **state)
-{
-    for (uint32_t N = 1; N <= 8; N += 7) {
-        struct linear with = linear_open(5, 13, N, N, 1, 0);
-        struct linear without = linear_open(5, 13, N, N, 1, 0);
-        linear_run(&with, 0);
-        memcpy(without.y.p, with.y.p, with.y.n * sizeof(float));
-        assert_int_equal(dev->ops->linear_backward(dev, 0, 5, 13, N, without.x.p, without.w.p,
-                                                   without.y.p, N, 1, without.dy.p, without.dw.p,
-                                                   without.db.p, NULL), ST_OK);
-        assert_same_bits(without.dw.p, with.dw.p, with.dw.n, "dw");
-        assert_same_bits(without.db.p, with.db.p, with.db.n, "db");
-        linear_close(&with);
-        linear_close(&without);
-    }
-}
-
-static void relu_lets_nan_through(void **state)
-{
-    for (uint32_t N = 1; N <= 18; N += 17) {
-        struct linear l = linear_open(3, 4, N, N, 1, 0);
-        l.x.p[1 * 4 + 2] = NAN;
-        linear_run(&l, 0);
-        for (uint32_t n = 0; n < N; n++) {
-            assert_false(isnan(l.y.p[n]));
-            assert_true(isnan(l.y.p[N + n]));
-            assert_false(isnan(l.y.p[2 * N + n]));
-        }
-        linear_close(&l);
-    }
-}
-
-/* The layers of a Criteo model, at a slice's size: what oneDNN has special paths for. */
-static const uint32_t LAYERS[][3] = {{64, 13, 512}, {64, 512, 256}, {64, 64, 16}, {64, 367, 512},
-                                     {64, 256, 1},  {1, 367, 512},  {3, 256, 64}, {32, 64, 48}};
-enum { N_LAYERS = sizeof(LAYERS) / sizeof(LAYERS[0]), THREADS = 4 };
-
-struct shifted_run { uint32_t lane; struct linear l[N_LAYERS]; };
-
-static void *run_layers(void *arg)
-{
-    struct shifted_run *r = arg;
-    for (int i = 0; i < N_LAYERS; i++) linear_run(&r->l[i], r->lane);
-    return NULL;
-}
-
-static void shifted_open(struct shifted_run *r, uint32_t lane, size_t shift)
-{
-    r->lane = lane;
-    for (int i = 0; i < N_LAYERS; i++) {
-        const uint32_t *s = LAYERS[i];
-        r->l[i] = linear_open(s[0], s[1], s[2], s[2], 1, shift);
-    }
-}
-
-static void shifted_compare_and_close(struct shifted_run *r, const struct shifted_run *want)
-{
-    for (int i = 0; i < N_LAYERS; i++) {
-        struct linear *l = &r->l[i];
-        const struct linear *w = &want->l[i];
-        assert_same_bits(l->y.p, w->y.p, w->y.n, "y");
-        assert_same_bits(l->dw.p, w->dw.p, w->dw.n, "dw");
-        assert_same_bits(l->db.p, w->db.p, w->db.n, "db");
-        assert_same_bits(l->dx.p, w->dx.p, w->dx.n, "dx");
-        linear_close(l);
-    }
-}
-
-static void same_shapes_give_the_same_bits_at_any_address_on_any_thread(void **state)
-{
-    static const size_t SHIFT[THREADS] = {0, 1, 7, 12}; /* floats: 16 is a cache line */
-    struct shifted_run want, run[THREADS];
-    pthread_t thread[THREADS];
-    shifted_open(&want, 0, 0);
-    run_layers(&want);
-    for (int round = 0; round < 3; round++) {
-        for (uint32_t t = 0; t < THREADS; t++) shifted_open(&run[t], t, SHIFT[t] + round);
-        for (int t = 0; t < THREADS; t++)
-            assert_int_equal(pthread_create(&thread[t], NULL, run_layers, &run[t]), 0);
-        for (int t = 0; t < THREADS; t++) pthread_join(thread[t], NULL);
-        for (int t = 0; t < THREADS; t++) shifted_compare_and_close(&run[t], &want);
-    }
-    for (int i = 0; i < N_LAYERS; i++) linear_close(&want.l[i]);
-}
-
-static int threads_of_this_process(void)
-{
-    char line[256];
-    int n = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) != NULL)
-        if (sscanf(line, "Threads: %d", &n) == 1) break;
-    fclose(f);
-    return n;
-}
-
-/* On a thread of its own: what OpenMP may do is a setting of the calling thread. */
-static void *run_one_big_layer(void *arg)
-{
-    int *grown = arg, before = threads_of_this_process();
-    struct linear l = linear_open(256, 512, 512, 512, 1, 0);
-    omp_set_num_threads(4); /* as OMP_NUM_THREADS=4 would */
-    linear_run(&l, 0);
-    *grown = threads_of_this_process() - before;
-    linear_close(&l);
-    return NULL;
-}
-
-static void a_product_starts_no_threads_of_its_own(void **state)
-{
-    pthread_t thread;
-    int grown = -1;
-    assert_int_equal(pthread_create(&thread, NULL, run_one_big_layer, &grown), 0);
-    pthread_join(thread, NULL);
-    assert_int_equal(grown, 0);
 }
 
 /* --- interaction ---------------------------------------------------------------------------- */
@@ -481,11 +270,6 @@ static void a_device_opens_whole_or_says_why_not(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_agree_with_sums_in_double),
-        cmocka_unit_test(first_layer_asks_for_no_input_gradient),
-        cmocka_unit_test(relu_lets_nan_through),
-        cmocka_unit_test(same_shapes_give_the_same_bits_at_any_address_on_any_thread),
-        cmocka_unit_test(a_product_starts_no_threads_of_its_own),
         cmocka_unit_test(interaction_agrees_with_sums_in_double),
         cmocka_unit_test(interaction_has_the_same_bits_at_any_address),
         cmocka_unit_test(one_vectors_nan_stays_in_its_own_pairs),
