@@ -1,8 +1,10 @@
-/* The CPU device: interaction, loss, rows and memory. Layers: test_cpu_linear.c; sums and updates:
- * test_cpu_sums.c. */
+/* The CPU device: loss, rows, bytes, order, memory. Layers: test_cpu_linear.c, interaction:
+ * test_cpu_interact.c, sums: test_cpu_sums.c, updates: test_cpu_update.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,113 +29,6 @@ static int close_device(void **state)
 {
     device_close(dev);
     return mem_live() == 0 ? 0 : -1;
-}
-
-/* sum of p[i * dp] q[i * dq] over n, and of the magnitudes. */
-static double dot(const float *p, size_t dp, const float *q, size_t dq, uint32_t n, double *size)
-{
-    double sum = 0;
-    *size = 0;
-    for (size_t i = 0; i < n; i++) {
-        double term = (double)p[i * dp] * (double)q[i * dq];
-        sum += term;
-        *size += fabs(term);
-    }
-    return sum;
-}
-
-/* --- interaction ---------------------------------------------------------------------------- */
-
-struct interact {
-    uint32_t B, F, D, R;
-    struct floats t, r, dr, dt;
-};
-
-static struct interact interact_open(uint32_t B, uint32_t F, uint32_t D, size_t shift)
-{
-    uint32_t R = D + F * (F + 1) / 2;
-    size_t n = (size_t)B * (F + 1) * D;
-    return (struct interact){B, F, D, R,
-                             floats_random(n, shift, 5), floats_open((size_t)B * R, shift),
-                             floats_random((size_t)B * R, shift, 6), floats_open(n, shift)};
-}
-
-static void interact_run(const struct interact *a)
-{
-    assert_int_equal(dev->ops->interact_forward(dev, 1, a->B, a->F, a->D, a->t.p, a->r.p), ST_OK);
-    assert_int_equal(dev->ops->interact_backward(dev, 1, a->B, a->F, a->D, a->t.p, a->dr.p,
-                                                 a->dt.p), ST_OK);
-}
-
-static void interact_close(struct interact *a)
-{
-    floats_close(a->t);
-    floats_close(a->r);
-    floats_close(a->dr);
-    floats_close(a->dt);
-}
-
-/* Pairs in the reference's order: (1,0), (2,0), (2,1), (3,0), ... */
-static void check_interact(const struct interact *a, uint32_t b)
-{
-    const float *t = a->t.p + (size_t)b * (a->F + 1) * a->D, *r = a->r.p + (size_t)b * a->R;
-    const float *dr = a->dr.p + (size_t)b * a->R, *dt = a->dt.p + (size_t)b * (a->F + 1) * a->D;
-    size_t n = (size_t)(a->F + 1) * a->D, at = a->D;
-    double *want = mem_zalloc(2 * n, sizeof(*want)), *size = want + n;
-    assert_same_bits(r, t, a->D, "r[0..D)");
-    for (uint32_t d = 0; d < a->D; d++) want[d] = (double)dr[d], size[d] = fabs(want[d]);
-    for (uint32_t i = 0; i <= a->F; i++)
-        for (uint32_t j = 0; j < i; j++, at++) {
-            double s, z = dot(t + i * a->D, 1, t + j * a->D, 1, a->D, &s);
-            assert_near(r[at], z, s, a->D, "dot", at);
-            for (uint32_t d = 0; d < a->D; d++) {
-                double to_i = (double)dr[at] * (double)t[j * a->D + d];
-                double to_j = (double)dr[at] * (double)t[i * a->D + d];
-                want[i * a->D + d] += to_i, size[i * a->D + d] += fabs(to_i);
-                want[j * a->D + d] += to_j, size[j * a->D + d] += fabs(to_j);
-            }
-        }
-    for (size_t k = 0; k < n; k++) assert_near(dt[k], want[k], size[k], a->F + 1, "dt", k);
-    mem_free(want);
-}
-
-static void interaction_agrees_with_sums_in_double(void **state)
-{
-    static const uint32_t TABLES[] = {1, 3, 15, 16, 17, 26, 40};
-    static const uint32_t DIM[] = {1, 4, 15, 16, 48, 67, 130};
-    for (int i = 0; i < 7 * 7 * 2; i++) {
-        struct interact a = interact_open(i / 49 ? 1 : 3, TABLES[i % 7], DIM[i / 7 % 7], 0);
-        interact_run(&a);
-        for (uint32_t b = 0; b < a.B; b++) check_interact(&a, b);
-        interact_close(&a);
-    }
-}
-
-static void interaction_has_the_same_bits_at_any_address(void **state)
-{
-    for (size_t shift = 1; shift < 16; shift += 3) {
-        struct interact a = interact_open(2, 26, 70, 0), b = interact_open(2, 26, 70, shift);
-        interact_run(&a);
-        interact_run(&b);
-        assert_same_bits(b.r.p, a.r.p, a.r.n, "r");
-        assert_same_bits(b.dt.p, a.dt.p, a.dt.n, "dt");
-        interact_close(&a);
-        interact_close(&b);
-    }
-}
-
-static void one_vectors_nan_stays_in_its_own_pairs(void **state)
-{
-    struct interact a = interact_open(2, 20, 20, 0);
-    a.t.p[17 * 20 + 3] = NAN; /* sample 0, vector 17 */
-    interact_run(&a);
-    size_t at = 20;
-    for (uint32_t i = 0; i <= 20; i++)
-        for (uint32_t j = 0; j < i; j++, at++)
-            assert_int_equal(isnan(a.r.p[at]) != 0, i == 17 || j == 17);
-    for (uint32_t k = 0; k < a.R; k++) assert_false(isnan(a.r.p[a.R + k]));
-    for (uint32_t i = 0; i <= 20; i++) assert_int_equal(isnan(a.dt.p[i * 20 + 3]) != 0, i != 17);
-    interact_close(&a);
 }
 
 /* --- loss ----------------------------------------------------------------------------------- */
@@ -181,7 +76,7 @@ static void loss_of_extreme_logits_is_exact_and_of_nan_is_nan(void **state)
     assert_true(isnan(loss) && isnan(dz) && isnan(prob));
 }
 
-/* --- rows, memory, opening ------------------------------------------------------------------ */
+/* --- rows and bytes --------------------------------------------------------------------------- */
 
 static void rows_go_in_and_out_at_any_alignment(void **state)
 {
@@ -196,11 +91,63 @@ static void rows_go_in_and_out_at_any_alignment(void **state)
     for (int i = 0; i < N; i++)
         memcpy(before.p + SLOT[i] * STRIDE, rows.p + i * WIDTH, WIDTH * sizeof(float));
     assert_same_bits(table.p, before.p, table.n, "table");
-    assert_int_equal(dev->ops->rows_get(dev, table.p, STRIDE, SLOT, N, back + 1, WIDTH), ST_OK);
+    assert_int_equal(dev->ops->rows_get(dev, table.p, STRIDE, SLOT, N, back + 1, WIDTH, NULL),
+                     ST_OK);
     assert_memory_equal(back + 1, host + 1, N * WIDTH * sizeof(float));
     floats_close(table);
     floats_close(before);
     floats_close(rows);
+}
+
+/* What was asked for with a mark is there after waiting for it, and is what the table held when it
+ * was asked for. */
+static void what_is_got_with_a_mark_is_there_after_waiting_for_it(void **state)
+{
+    enum { CAP = 9, STRIDE = 7, WIDTH = 5, N = 4 };
+    static const uint32_t SLOT[N] = {8, 0, 4, 4};
+    size_t bytes = CAP * STRIDE * sizeof(float);
+    struct floats table = floats_random(CAP * STRIDE, 0, 13);
+    struct floats before = floats_random(CAP * STRIDE, 0, 13);
+    float *rows = dev->ops->host_alloc(dev, N * WIDTH * sizeof(float));
+    float *all = dev->ops->host_alloc(dev, bytes), *zero = mem_zalloc(1, bytes);
+    uint64_t rows_mark = UINT64_MAX, all_mark = UINT64_MAX;
+    assert_true((uintptr_t)rows % 64 == 0 && (uintptr_t)all % 64 == 0);
+    assert_int_equal(dev->ops->rows_get(dev, table.p, STRIDE, SLOT, N, rows, WIDTH, &rows_mark),
+                     ST_OK);
+    assert_int_equal(dev->ops->copy_out(dev, table.p, all, bytes, &all_mark), ST_OK);
+    assert_int_equal(dev->ops->copy_in(dev, table.p, zero, bytes), ST_OK);
+    assert_int_equal(dev->ops->wait(dev, rows_mark), ST_OK);
+    for (int i = 0; i < N; i++)
+        assert_same_bits(rows + i * WIDTH, before.p + SLOT[i] * STRIDE, WIDTH, "row");
+    assert_int_equal(dev->ops->wait(dev, all_mark), ST_OK);
+    assert_same_bits(all, before.p, before.n, "bytes");
+    assert_int_equal(dev->ops->copy_out(dev, table.p, all, bytes, NULL), ST_OK);
+    assert_same_bits(all, zero, before.n, "bytes, at once");
+    assert_int_equal(dev->ops->wait(dev, 0), ST_OK);
+    dev->ops->host_free(dev, rows, N * WIDTH * sizeof(float));
+    dev->ops->host_free(dev, all, bytes);
+    mem_free(zero);
+    floats_close(table);
+    floats_close(before);
+}
+
+static void rows_are_copied_from_slot_to_slot(void **state)
+{
+    enum { CAP = 8, FROM = 6, TO = 7, WIDTH = 5, N = 4 };
+    static const uint32_t FROM_SLOT[N] = {7, 0, 3, 3}, TO_SLOT[N] = {1, 6, 0, 4};
+    struct floats from = floats_random(CAP * FROM, 0, 14);
+    for (int named = 0; named < 2; named++) {
+        struct floats to = floats_random(CAP * TO, 0, 15), want = floats_random(CAP * TO, 0, 15);
+        for (uint32_t i = 0; i < N; i++)
+            memcpy(want.p + (named ? TO_SLOT[i] : i) * TO, from.p + FROM_SLOT[i] * FROM,
+                   WIDTH * sizeof(float));
+        assert_int_equal(dev->ops->rows_copy(dev, from.p, FROM, FROM_SLOT, N, to.p, TO,
+                                             named ? TO_SLOT : NULL, WIDTH), ST_OK);
+        assert_same_bits(to.p, want.p, to.n, "rows");
+        floats_close(to);
+        floats_close(want);
+    }
+    floats_close(from);
 }
 
 static void gather_fills_all_vectors_but_the_first(void **state)
@@ -225,6 +172,90 @@ static void gather_fills_all_vectors_but_the_first(void **state)
     }
 }
 
+/* --- order ---------------------------------------------------------------------------------- */
+
+enum { TASKS = 100 };
+
+struct tasks {
+    uint32_t done[TASKS];     /* written by whoever has the task: a race shows */
+    uint32_t fail_from;       /* these and every third after fail              */
+    atomic_uint wrong;
+};
+
+static enum st count_task(void *ctx, uint32_t lane, uint32_t task)
+{
+    struct tasks *t = ctx;
+    if (lane >= dev->lanes || task >= TASKS) {
+        atomic_fetch_add(&t->wrong, 1);
+        return ST_OK;
+    }
+    t->done[task]++;
+    if (task < t->fail_from || (task - t->fail_from) % 3 != 0) return ST_OK;
+    return task == t->fail_from ? ST_DATA : ST_NOMEM;
+}
+
+static void parallel_runs_each_task_once_and_tells_the_first_failure(void **state)
+{
+    for (uint32_t n = 0; n <= TASKS; n++)
+        for (uint32_t fail_from = 0; fail_from <= TASKS; fail_from += 5) {
+            struct tasks t = {.fail_from = fail_from};
+            assert_int_equal(dev->ops->parallel(dev, n, count_task, &t),
+                             fail_from < n ? ST_DATA : ST_OK);
+            assert_int_equal(atomic_load(&t.wrong), 0);
+            for (uint32_t k = 0; k < TASKS; k++) assert_int_equal(t.done[k], k < n);
+        }
+}
+
+struct script {
+    uint32_t calls;
+    float *table, *t;         /* device (4, 2) and (2, 2, 2): a gather of one table */
+    uint32_t *slot;           /* device [2]                                         */
+    enum st then;
+};
+
+static enum st gather_slots(void *ctx, uint32_t lane, uint32_t task)
+{
+    struct script *s = ctx;
+    return dev->ops->gather(dev, lane, 1, 1, 2, s->table, 2, s->slot + task, s->t + 4 * task);
+}
+
+static enum st play(void *ctx)
+{
+    struct script *s = ctx;
+    s->calls++;
+    enum st st = dev->ops->parallel(dev, 2, gather_slots, s);
+    return st == ST_OK ? s->then : st;
+}
+
+/* The same calls every time, on what is in device memory at that time. */
+static void a_repetition_works_on_what_is_in_memory_then(void **state)
+{
+    static const float TABLE[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const struct device_ops *ops = dev->ops;
+    void *graph = NULL;
+    struct script s = {.table = ops->alloc(dev, sizeof(TABLE)), .t = ops->alloc(dev, 32),
+                       .slot = ops->alloc(dev, 8)};
+    assert_int_equal(ops->copy_in(dev, s.table, TABLE, sizeof(TABLE)), ST_OK);
+    for (uint32_t i = 0; i < 16; i++) {
+        const uint32_t slot[2] = {i % 4, i / 4};
+        float t[8];
+        assert_int_equal(ops->copy_in(dev, s.slot, slot, sizeof(slot)), ST_OK);
+        assert_int_equal(ops->repeat(dev, &graph, play, &s), ST_OK);
+        assert_int_equal(ops->copy_out(dev, s.t, t, sizeof(t), NULL), ST_OK);
+        assert_int_equal(s.calls, i + 1); /* the CPU plays it anew each time */
+        for (int k = 0; k < 2; k++) assert_memory_equal(t + 4 * k + 2, TABLE + 2 * slot[k], 8);
+    }
+    s.then = ST_NOMEM;
+    assert_int_equal(ops->repeat(dev, &graph, play, &s), ST_NOMEM);
+    ops->graph_free(dev, graph);
+    ops->graph_free(dev, NULL);
+    ops->free(dev, s.table, sizeof(TABLE));
+    ops->free(dev, s.t, 32);
+    ops->free(dev, s.slot, 8);
+}
+
+/* --- memory, opening -------------------------------------------------------------------------- */
+
 static void memory_is_aligned_and_zero(void **state)
 {
     static const size_t BYTES[] = {1, 4096, (2 << 20) - 1, 2 << 20, (5 << 20) + 4};
@@ -238,6 +269,19 @@ static void memory_is_aligned_and_zero(void **state)
     }
 }
 
+static void some_memory_is_free_and_nothing_is_given_back_twice(void **state)
+{
+    size_t live = mem_live();
+    assert_true(dev->ops->free_bytes(dev) > 1 << 20);
+    void *nothing = dev->ops->alloc(dev, 0); /* what a layer without preparation needs */
+    assert_non_null(nothing);
+    dev->ops->free(dev, nothing, 0);
+    dev->ops->free(dev, NULL, 0);
+    dev->ops->free(dev, NULL, 5 << 20);
+    dev->ops->host_free(dev, NULL, 100);
+    assert_int_equal(mem_live(), live);
+}
+
 static void keep_line(void *ctx, const char *line)
 {
     snprintf(ctx, 256, "%s", line);
@@ -248,21 +292,29 @@ static void a_device_opens_whole_or_says_why_not(void **state)
     char line[256] = "";
     struct device_cfg cfg = {.lanes = 3};
     struct device *untouched = (struct device *)&cfg, *d = untouched;
-    size_t live = mem_live();
+    size_t live = mem_live(), nth = 0;
+    enum st st = ST_NOMEM;
     log_set_sink(keep_line, line);
-    mem_fail_at(1);
-    assert_int_equal(device_open(DEVICE_CPU, &cfg, &d), ST_NOMEM);
-    assert_true(mem_fail_stop());
-    assert_string_equal(line, "chanter: error[E-NOMEM]: cpu device: out of memory; free some");
-    assert_int_equal(device_open((enum device_kind)77, &cfg, &d), ST_CONFIG);
-    assert_non_null(strstr(line, "error[E-CONFIG]: cluster.device:"));
-    log_set_sink(NULL, NULL);
-    assert_ptr_equal(d, untouched);
-    assert_int_equal(mem_live(), live);
-    assert_int_equal(device_open(DEVICE_CPU, &cfg, &d), ST_OK);
+    while (st == ST_NOMEM) {
+        mem_fail_at(++nth);
+        st = device_open(DEVICE_CPU, &cfg, &d);
+        if (!mem_fail_stop()) break;
+        assert_int_equal(st, ST_NOMEM);
+        assert_string_equal(line, "chanter: error[E-NOMEM]: cpu device: out of memory; free some");
+        assert_ptr_equal(d, untouched);
+        assert_int_equal(mem_live(), live);
+    }
+    assert_int_equal(st, ST_OK);
+    assert_int_equal(nth, 6); /* itself; its lanes, their list, an argument for two threads */
     assert_string_equal(d->ops->name, "cpu");
     assert_int_equal(d->lanes, 3);
+    assert_true(d->host_memory);
     device_close(d);
+    d = untouched;
+    assert_int_equal(device_open((enum device_kind)77, &cfg, &d), ST_CONFIG);
+    assert_non_null(strstr(line, "error[E-CONFIG]: cluster.device:"));
+    assert_ptr_equal(d, untouched);
+    log_set_sink(NULL, NULL);
     device_close(NULL);
     assert_int_equal(mem_live(), live);
 }
@@ -270,14 +322,16 @@ static void a_device_opens_whole_or_says_why_not(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(interaction_agrees_with_sums_in_double),
-        cmocka_unit_test(interaction_has_the_same_bits_at_any_address),
-        cmocka_unit_test(one_vectors_nan_stays_in_its_own_pairs),
         cmocka_unit_test(loss_agrees_with_its_definition),
         cmocka_unit_test(loss_of_extreme_logits_is_exact_and_of_nan_is_nan),
         cmocka_unit_test(rows_go_in_and_out_at_any_alignment),
+        cmocka_unit_test(what_is_got_with_a_mark_is_there_after_waiting_for_it),
+        cmocka_unit_test(rows_are_copied_from_slot_to_slot),
         cmocka_unit_test(gather_fills_all_vectors_but_the_first),
+        cmocka_unit_test(parallel_runs_each_task_once_and_tells_the_first_failure),
+        cmocka_unit_test(a_repetition_works_on_what_is_in_memory_then),
         cmocka_unit_test(memory_is_aligned_and_zero),
+        cmocka_unit_test(some_memory_is_free_and_nothing_is_given_back_twice),
         cmocka_unit_test(a_device_opens_whole_or_says_why_not),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
