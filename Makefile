@@ -116,6 +116,8 @@ $(filter $O/compute/%,$(OBJ)): $O/compute/.flags
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
 $O/gen/%.o: $(GEN)/%.c $O/.flags | $(GENH) ; $(COMPILE)
+# One rounding for a product and its sum where the machine can: see the file.
+$O/compute/cpu_gemm.o: EXTRA = -ffp-contract=fast
 $O/trainer/comm_mpi.o: EXTRA = $(MPI_INC)
 $O/trainer/main.o: EXTRA = $(MPI_INC)
 $O/%.o: %.c $O/.flags | $(GENH) ; $(COMPILE)
