@@ -55,8 +55,9 @@ WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 CFLAGS  := -std=c11 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_POSIX_C_SOURCE=200809L \
            -fstack-protector-strong $(WARN) \
            $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2)
-# -fno-math-errno: sqrtf becomes one instruction; no result changes.
-CFLAGS_compute := -O3 -fno-math-errno -march=$(or $(MARCH),native)
+# -fno-math-errno: sqrtf becomes one instruction; no result changes. -Wno-psabi: how wide vectors are
+# passed differs between machines; none is passed from one file to another.
+CFLAGS_compute := -O3 -fno-math-errno -Wno-psabi -march=$(or $(MARCH),native)
 # sm_80 (A100), sm_90 (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
 # -ffp-contract=off. --ftz, --prec-*: IEEE, as they are by default.
 NVCCFLAGS := -std=c++17 -O3 -fmad=false -lineinfo \
