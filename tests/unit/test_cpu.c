@@ -318,7 +318,7 @@ static void a_device_opens_whole_or_says_why_not(void **state)
         assert_int_equal(mem_live(), live);
     }
     assert_int_equal(st, ST_OK);
-    assert_int_equal(nth, 6); /* itself; its lanes, their list, an argument for two threads */
+    assert_int_equal(nth, 7); /* itself, layers; its lanes, their list, two threads' arguments */
     assert_string_equal(d->ops->name, "cpu");
     assert_int_equal(d->lanes, 3);
     assert_true(d->host_memory);
