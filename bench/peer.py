@@ -2,8 +2,8 @@
 """Chanter beside PyTorch: the same training on the same cores, samples per second of both.
 
 For each model, optimizer and mode of Chanter one JSON line on standard output; progress goes to
-standard error. Exit status 1, and no speed, if losses or digests differ. docs/benchmarks.md says what
-is measured. `make bench-peer` makes PyTorch's virtual environment and calls this program.
+standard error. Exit status 1, and no speed, if losses or digests differ. docs/benchmarks.md says
+what is measured. `make bench-peer` makes PyTorch's virtual environment and calls this program.
 """
 import argparse
 import contextlib
@@ -16,8 +16,8 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
-          5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # values per column
+KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27,
+          14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # ids per column
 MODELS = {  # iterations of one timed window: 10 to 30 s of two cores
     "A": {"dim": 16, "bottom_mlp": [512, 256, 64, 16], "top_mlp": [512, 256, 1], "iterations": 200},
     "B": {"dim": 48, "bottom_mlp": [1024, 1024, 512, 256, 64, 48],
@@ -68,7 +68,8 @@ def chanter(args, command, *rest):
 def train(args, config, mode, directory, *more):
     """One run of Chanter in `directory`, over what is there: its last line."""
     sets = [word for s in list(more) + args.set for word in ("--set", s)]
-    return chanter(args, COMMAND[mode], config, "--run-dir", directory, "--overwrite", "--quiet", *sets)
+    return chanter(args, COMMAND[mode], config, "--run-dir", directory, "--overwrite", "--quiet",
+                   *sets)
 
 
 @contextlib.contextmanager
@@ -142,7 +143,8 @@ def pin(cores):
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--bin", default=f"{ROOT}/build/bin", help="where chanter is")
-    ap.add_argument("--python", default=f"{ROOT}/build/peer-venv/bin/python", help="one with PyTorch")
+    ap.add_argument("--python", default=f"{ROOT}/build/peer-venv/bin/python",
+                    help="one that has PyTorch")
     ap.add_argument("--models", default="AB", help="letters out of AB")
     ap.add_argument("--optimizers", default="sgd,adagrad")
     ap.add_argument("--modes", default="embedded,launched")
@@ -158,7 +160,8 @@ def arguments():
     ap.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     args = ap.parse_args()
     if args.quick:
-        vars(args).update(QUICK)
+        ap.set_defaults(**QUICK)
+        args = ap.parse_args()
     args.optimizers, args.modes = args.optimizers.split(","), args.modes.split(",")
     for given, known in ((args.models, MODELS), (args.optimizers, LEARNING_RATE),
                          (args.modes, COMMAND)):

@@ -3,13 +3,14 @@
 
 usage: bench/peer_torch.py RUN_DIR DATA.chp [--check N] [--window N] [--threads N] [--tolerance X]
 
-RUN_DIR is a run of Chanter on DATA.chp (a prepared file) with run.save_initial: model.json says what
-to train, init.safetensors what to start from, metrics.jsonl which losses have to come out. Everything
-is in memory before the first iteration: weights, and the data as tensors, cut into batches.
+RUN_DIR is a run of Chanter on DATA.chp (a prepared file) with run.save_initial: model.json says
+what to train, init.safetensors what to start from, metrics.jsonl which losses have to come out.
+Everything is in memory before the first iteration: weights, and the data as tensors, cut into
+batches.
 
 Several ways to write the same model are tried, each first against the losses of the run (exit
-status 1 if one differs); the fastest is kept. One JSON line then says which. After that each line on
-standard input is answered by one timed window: {"samples": ..., "seconds": ...}.
+status 1 if one differs); the fastest is kept. One JSON line then says which. After that each line
+on standard input is answered by one timed window: {"samples": ..., "seconds": ...}.
 """
 import argparse
 import itertools
@@ -33,7 +34,7 @@ class Refused(Exception):
     """Why there is nothing to measure, in one line."""
 
 
-# --- what Chanter left ----------------------------------------------------------------------------
+# --- what Chanter left ---------------------------------------------------------------------------
 
 def read_safetensors(path):
     """All tensors of a safetensors file, {name: float32 array}: 8 bytes of length, JSON, data."""
@@ -52,6 +53,12 @@ def read_losses(path, n):
     return [e["loss"] for e in events if e["event"] == "train"][:n]
 
 
+def read_section(raw, at, dtype, shape):
+    """The array at byte `at` of a prepared file, and where the next one begins."""
+    n_bytes = np.dtype(dtype).itemsize * int(np.prod(shape))
+    return raw[at:at + n_bytes].view(dtype).reshape(shape), at + -(-n_bytes // 64) * 64
+
+
 def read_prepared(path, dense_features, tables, rows):
     """The first `rows` samples of a prepared file (docs/data.md), or all if it has fewer:
     dense (rows, dense_features) f32, ids (rows, tables) i64, labels (rows) f32."""
@@ -60,24 +67,17 @@ def read_prepared(path, dense_features, tables, rows):
         raise Refused(f"{path}: not a prepared file; make one with chanter prepare")
     features, n_tables, per_block = (int(x) for x in raw[12:24].view("<u4"))
     if (features, n_tables) != (dense_features, tables):
-        raise Refused(f"{path}: has {features} dense features and {n_tables} tables; the model wants "
-                      f"{dense_features} and {tables}")
+        raise Refused(f"{path}: has {features} dense features and {n_tables} tables; the model "
+                      f"wants {dense_features} and {tables}")
     rows = min(rows, int(raw[24:32].view("<u8")[0]))
-    at, dense, ids, labels = 64, [], [], []
-
-    def section(bytes_, dtype, shape):
-        nonlocal at
-        array = raw[at:at + bytes_].view(dtype).reshape(shape)
-        at += -(-bytes_ // 64) * 64
-        return array
-
-    for first in range(0, rows, per_block):
+    at, blocks = 64, []
+    for _ in range(0, rows, per_block):
         n = int(raw[at + 8:at + 12].view("<u4")[0])
-        at += 64
-        dense.append(section(4 * n * features, "<f4", (n, features)))
-        ids.append(section(4 * n * n_tables, "<u4", (n, n_tables)).astype(np.int64))
-        labels.append(section(n, "u1", n).astype(np.float32))
-    return tuple(np.concatenate(parts)[:rows] for parts in (dense, ids, labels))
+        dense, at = read_section(raw, at + 64, "<f4", (n, features))
+        ids, at = read_section(raw, at, "<u4", (n, n_tables))
+        labels, at = read_section(raw, at, "u1", (n,))
+        blocks.append((dense, ids.astype(np.int64), labels.astype(np.float32)))
+    return tuple(np.concatenate(parts)[:rows] for parts in zip(*blocks))
 
 
 def make_batches(samples, model, n):
@@ -94,7 +94,7 @@ def make_batches(samples, model, n):
     return batches
 
 
-# --- the model --------------------------------------------------------------------------------------
+# --- the model -----------------------------------------------------------------------------------
 
 class SeparateTables(nn.Module):
     """One EmbeddingBag for each table, as facebookresearch/dlrm has it. A bag is one id."""
@@ -171,7 +171,7 @@ class Dense(nn.Module):
 
 
 def optimizers_of(model, tables, dense):
-    """Chanter's formulas: element-wise Adagrad on rows, too. `fused` is for dense gradients only."""
+    """Chanter's formulas; Adagrad is element-wise, on rows, too. `fused` wants dense gradients."""
     lr = model["learning_rate"]
     if model["optimizer"] == "sgd":
         return (torch.optim.SGD(tables.parameters(), lr),
@@ -212,7 +212,7 @@ class Training:
         return time.perf_counter() - start
 
 
-# --- check, choose, measure -------------------------------------------------------------------------
+# --- check, choose, measure ----------------------------------------------------------------------
 
 WAYS = {f"{tables}-{how}": (kind, how == "compile")
         for tables, kind in (("separate", SeparateTables), ("merged", MergedTable))
