@@ -4,6 +4,7 @@
 #   make run        install what is missing, build, train on the bundled sample as processes
 #   make test       install what is missing, build, run every test
 #   make check      the tests alone          make deps    the packages alone
+#   make bench-peer Chanter beside PyTorch; ARGS="--quick" (docs/benchmarks.md)
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
 #   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
@@ -21,9 +22,12 @@ Q := $(if $(V),,@)
 PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compiler \
             libopenmpi-dev openmpi-bin libcmocka-dev libdnnl-dev libcyaml-dev libjansson-dev \
             libxxhash-dev zlib1g-dev python3 python3-numpy
+# For `make bench-peer` alone: a virtual environment, and what torch.compile calls.
+PEER_PACKAGES := python3-venv python3-dev g++
+PEER_WHEELS   := torch numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check sanitize matrix bugs clean FORCE
+.PHONY: all deps run test check sanitize matrix bugs bench-peer clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -187,6 +191,17 @@ run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
+
+# --- beside PyTorch -------------------------------------------------------------------------
+PEER_VENV := build/peer-venv
+bench-peer:
+	$(Q)$(MAKE) --no-print-directory deps PACKAGES="$(PACKAGES) $(PEER_PACKAGES)"
+	$(Q)$(MAKE) --no-print-directory all $(PEER_VENV)/ready
+	$(Q)bench/peer.py --bin $(BIN) --python $(PEER_VENV)/bin/python $(ARGS)
+$(PEER_VENV)/ready:
+	$(Q)rm -rf $(@D); mkdir -p build; python3 -m venv $(@D)
+	$(Q)$(@D)/bin/pip install --quiet $(PEER_WHEELS)
+	$(Q)touch $@
 
 clean:
 	$(Q)rm -rf build
