@@ -4,6 +4,7 @@
 #   make run        install what is missing, build, train on the bundled sample as processes
 #   make test       install what is missing, build, run every test
 #   make check      the tests alone          make deps    the packages alone
+#   make bench-peer Chanter beside PyTorch; ARGS="--quick" (docs/benchmarks.md)
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
 #   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
@@ -21,9 +22,12 @@ Q := $(if $(V),,@)
 PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compiler \
             libopenmpi-dev openmpi-bin libcmocka-dev libdnnl-dev libcyaml-dev libjansson-dev \
             libxxhash-dev zlib1g-dev python3 python3-numpy
+# For `make bench-peer` alone: a virtual environment, and what torch.compile calls.
+PEER_PACKAGES := python3-venv python3-dev g++
+PEER_WHEELS   := torch numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check sanitize matrix bugs clean FORCE
+.PHONY: all deps run test check sanitize matrix bugs bench-peer clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -68,10 +72,9 @@ CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_DEF_nvcc = -DCHANTER_CUDA -isystem $(CUDA_ROOT)/include
 # Nothing but a GPU's use needs libcublasLt: it is loaded then, from where the toolkit is.
 CUDA_LIB = $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib))
-CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt
+CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt -lstdc++
 CUDA_DEF_emulated := -DCHANTER_CUDA -DCHANTER_CUDA_EMULATED
 CUDA_DEF_none :=
-CFLAGS_cuda = $(CUDA_DEF_$(CUDA))
 INC     := -I. -I$(GEN)
 MPI_INC  = $(shell pkg-config --cflags ompi-c)
 MPI_LIB  = $(shell pkg-config --libs ompi-c)
@@ -110,12 +113,16 @@ $(GENH): %.h: %.c ;
 # Rebuild when the flags change. $(DEF): macros and paths of a flavour, for compute/ and its tests.
 FLAGS = $(CC) $(CFLAGS) $(CFLAGS_compute) $(DEF)
 NEWER = @mkdir -p $(@D); echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
-$O/.flags: DEF = $(CFLAGS_cuda) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
-$O/.flags: FORCE ; $(NEWER)
+$E/.flags: DEF = $(CUDA_DEF_emulated)
+$O/compute/.flags: DEF = $(CUDA_DEF_$(CUDA)) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
+$(sort $O/.flags $E/.flags $O/compute/.flags): FORCE ; $(NEWER)
+$(filter $O/compute/%,$(OBJ)): $O/compute/.flags
 
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
 $O/gen/%.o: $(GEN)/%.c $O/.flags | $(GENH) ; $(COMPILE)
+# One rounding for a product and its sum where the machine can: see the file.
+$O/compute/cpu_gemm.o: EXTRA = -ffp-contract=fast
 $O/trainer/comm_mpi.o: EXTRA = $(MPI_INC)
 $O/trainer/main.o: EXTRA = $(MPI_INC)
 $O/%.o: %.c $O/.flags | $(GENH) ; $(COMPILE)
@@ -126,9 +133,7 @@ $O/%.cu.o: %.cu $O/.flags
 endif
 # For CUDA on the CPU: the same files with its macros, kernels as C.
 ifneq ($O,$E)
-$O/compute/%.o: EXTRA = $(CFLAGS_cuda)
-$E/.flags: DEF = $(CUDA_DEF_emulated)
-$E/.flags: FORCE ; $(NEWER)
+$O/compute/%.o: EXTRA = $(CUDA_DEF_$(CUDA))
 $E/%.o: %.c $E/.flags | $(GENH) ; $(COMPILE)
 endif
 $E/%.o: EXTRA = $(CUDA_DEF_emulated)
@@ -186,6 +191,17 @@ run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
+
+# --- beside PyTorch -------------------------------------------------------------------------
+PEER_VENV := build/peer-venv
+bench-peer:
+	$(Q)$(MAKE) --no-print-directory deps PACKAGES="$(PACKAGES) $(PEER_PACKAGES)"
+	$(Q)$(MAKE) --no-print-directory all $(PEER_VENV)/ready
+	$(Q)bench/peer.py --bin $(BIN) --python $(PEER_VENV)/bin/python $(ARGS)
+$(PEER_VENV)/ready:
+	$(Q)rm -rf $(@D); mkdir -p build; python3 -m venv $(@D)
+	$(Q)$(@D)/bin/pip install --quiet $(PEER_WHEELS)
+	$(Q)touch $@
 
 clean:
 	$(Q)rm -rf build

@@ -233,11 +233,12 @@ static enum st record_or_not(struct cuda_device *d, struct repeated *r, enum st 
         return CUDA(d, cudaGraphLaunch, (r->exec, d->compute));
     }
     r->next = REPEAT_DIRECTLY;
-    if (!d->failed)
+    enum st st = fn(ctx);
+    if (st == ST_OK) /* it was the recording's fault, not the GPU's */
         log_note("cuda device", "%s cannot be recorded as part of a graph; each step is issued "
                  "call by call, which is slower",
                  d->recording_failed != NULL ? d->recording_failed : "a call");
-    return fn(ctx);
+    return st;
 }
 
 static enum st cuda_repeat(struct device *dev, void **graph, enum st (*fn)(void *ctx), void *ctx)
