@@ -175,7 +175,8 @@ bugs:
 	$(Q)tests/bugs
 
 # Parsers and arrays under address and undefined, hand-overs between threads under thread.
-SANITIZE := address:codec address:codec_plan address:criteo_tsv address:prepared \
+SANITIZE := address:codec address:codec_plan address:cpu_interact address:criteo_tsv \
+            address:prepared \
             address:safetensors address:config_bad address:store address:planner_limits \
             undefined:codec_plan undefined:cpu_sums undefined:group undefined:planner \
             thread:ring thread:lanes thread:comm thread:exchange thread:embserver thread:oracle

@@ -6,10 +6,10 @@
  *              [--parts] [--quick]
  *
  * One JSON line a case. Each repetition lies between two measurements of the peak and is dropped
- * when they differ; the rest give medians. `ratio` is time over floor, repetition by repetition; for
- * bf16, too, the floor is that of f32. --ranks N runs N processes at once that do not talk to each
- * other: an upper bound for N trainers. --clock cpu leaves out what other processes took: for busy
- * machines. The checks: step_case_check before, a loss that has fallen after. */
+ * when they differ; the rest give medians. `ratio` is time over floor, repetition by repetition;
+ * for bf16, too, the floor is that of f32. --ranks N runs N processes at once that do not talk to
+ * each other: an upper bound for N trainers. --clock cpu leaves out what other processes took: for
+ * busy machines. The checks: step_case_check before, a loss that has fallen after. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* bench/peak.h - how fast this machine multiplies and adds right now: what arithmetic is measured
- * against. Clocks wander and neighbours come and go, so it is measured around whatever it judges. */
+ * against. Clocks wander and neighbours come and go: it is measured around whatever it judges. */
 #ifndef CHANTER_BENCH_PEAK_H
 #define CHANTER_BENCH_PEAK_H
 

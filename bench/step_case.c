@@ -1,6 +1,6 @@
-/* bench/step_case.c - the batches come from the synthetic source: ids as skewed as a click log's, over
- * the tables of the Criteo Kaggle log. Slots are dealt out in the order of first use, as a cache
- * that fills up does. */
+/* bench/step_case.c - the batches come from the synthetic source: ids as skewed as a click log's,
+ * over the tables of the Criteo Kaggle log. Slots are dealt out in the order of first use, as a
+ * cache that fills up does. */
 #include "bench/step_case.h"
 
 #include <math.h>

@@ -40,7 +40,7 @@ void step_case_close(struct step_case *c); /* NULL ok */
 /* One training step over batch `at` (modulo CASE_BATCHES) to its end: the mean loss before it. */
 MUST_USE enum st step_case_train(struct step_case *c, uint64_t at, double *loss);
 /* Before any training: first samples' probabilities against a DLRM in double, and the first step's
- * loss against the losses that all probabilities give. Takes the first step. ST_DATA: they differ. */
+ * loss against what all probabilities give. Takes the first step. ST_DATA, logged: they differ. */
 MUST_USE enum st step_case_check(struct step_case *c, double *loss);
 /* Multiplications and additions of all layers in one step: forward, gradients of the weights, and
  * of the inputs but for the first layer's. */

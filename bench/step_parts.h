@@ -1,5 +1,5 @@
-/* bench/step_parts.h - where the time of a training step goes: the device's calls one by one, on one
- * thread, over the slices of one batch. */
+/* bench/step_parts.h - where the time of a training step goes: the device's calls one by one, on
+ * one thread, over the slices of one batch. */
 #ifndef CHANTER_BENCH_STEP_PARTS_H
 #define CHANTER_BENCH_STEP_PARTS_H
 

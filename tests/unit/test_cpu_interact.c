@@ -1,4 +1,4 @@
-/* The CPU device's interaction: dots between all pairs of a sample's vectors, and their gradient. */
+/* The CPU device's interaction: dots of all pairs of a sample's vectors, and their gradient. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
