@@ -10,8 +10,8 @@
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
 #   make sanitize                            the tests where sanitizers have most to see
 #   make BUG=name                            a build with a planted bug, in build/bug-name/
-#   make CUDA=nvcc|none|emulated             GPUs: with nvcc where it is found; not at all; or the same
-#                                            code with CUDA on the CPU, in build/emulated/
+#   make CUDA=nvcc|none|emulated             GPUs: with nvcc, where it is found; not at all; or
+#                                            CUDA on the CPU, in build/emulated/
 #   CI=1: warnings are errors.  V=1: show commands.
 
 .DEFAULT_GOAL := all
@@ -45,7 +45,7 @@ CUDA_HOME ?= /usr/local/cuda
 NVCC    := $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA    ?= $(if $(NVCC),nvcc,none)
 $(if $(filter nvcc none emulated,$(CUDA)),,$(error CUDA is nvcc, none or emulated, not $(CUDA)))
-$(if $(filter nvcc,$(CUDA)),$(if $(NVCC),,$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin)))
+$(if $(filter nvcc,$(CUDA)$(NVCC)),$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin))
 E       := build/$(if $(SAN),$(SAN)-)emulated
 O       := $(if $(filter emulated,$(CUDA)),$E,build/$(or $(SAN),release))
 B       := $(if $(BUG),build/bug-$(BUG),$O)
@@ -150,7 +150,8 @@ $B/lib.a: $(OBJ)
 $E/cuda.a: $(call object,$E,$(EMULATED) compute/device.c)
 	$(Q)rm -f $@; ar qcs $@ $^
 
-LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
+LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) \
+    $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
 $(BIN)/chanter: $O/launch/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-oracle: $O/oracle/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-embserver: $O/embserver/main.o $B/lib.a ; $(LINK)
