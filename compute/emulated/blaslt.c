@@ -1,6 +1,6 @@
 /* compute/emulated/blaslt.c - matrix products with the meaning that cuBLASLt gives them:
- * column-major matrices, op(A) (m,k) times op(B) (k,n) into D (m,n), an epilogue on top. Each sum runs in
- * ascending k. What real algorithms rely on is checked: shapes that fit, pointers aligned as was
+ * column-major matrices, op(A) (m,k) times op(B) (k,n) into D (m,n), an epilogue on top. Each sum
+ * runs in ascending k. What real algorithms rely on is checked: shapes that fit, pointers aligned as was
  * promised when the algorithm was chosen, and that it was chosen for this very product. */
 #include <math.h>
 #include <stdlib.h>

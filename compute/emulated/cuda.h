@@ -5,8 +5,8 @@
  * What it is for: every asynchronous call is put on its stream's queue and carried out later, in
  * one of the orders that streams and events allow, drawn from a seed. A copy reads host memory when
  * it is carried out, not when it is asked for. So an event wait that is missing, or memory that is
- * used again too early, becomes a wrong result for some seed. What CUDA calls undefined (a pageable host
- * pointer in an asynchronous copy, a pointer outside of its allocation, freeing what a copy still
+ * used again too early, becomes a wrong result for some seed. What CUDA calls undefined (a pageable
+ * host pointer in an asynchronous copy, a pointer outside of its allocation, freeing what a copy still
  * uses) is reported and aborts. Any thread. */
 #ifndef CHANTER_COMPUTE_EMULATED_CUDA_H
 #define CHANTER_COMPUTE_EMULATED_CUDA_H
@@ -170,6 +170,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 
 /* Put a kernel on stream `s`: body(args) when its turn comes. `args` is copied, 16-byte aligned. */
 cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *args, size_t bytes);
+/* Aborts unless a real GPU of the kinds we build for could launch this. */
+void emu_check_launch(uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                      uint32_t block_y, uint32_t block_z, size_t shared_bytes);
+
 /* --- for tests ------------------------------------------------------------------------------ */
 
 /* Orders are drawn from this seed from now on; before, from the environment's CHANTER_EMU_SEED, or

@@ -1,6 +1,6 @@
 /* compute/emulated/memory.c - devices, their memory and copies. "Device" and pinned memory are
- * pages of this process, in a table of allocations, so that a copy can tell which is which. New memory is
- * full of NaN: what is read before it is written shows. An allocation ends at a page that cannot be
+ * pages of this process, in a table of allocations, so that a copy can tell which is which. New
+ * memory is full of NaN: what is read before it is written shows. An allocation ends at a page that cannot be
  * touched, and becomes one when it is freed: addresses are not used again. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
@@ -205,4 +205,17 @@ cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *ar
     memcpy(copy, args, bytes);
     return emu_end(emu_add(emu_check_stream(s),
                            (struct emu_work){.kind = "kernel", .body = body, .args = copy}));
+}
+
+void emu_check_launch(uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                      uint32_t block_y, uint32_t block_z, size_t shared_bytes)
+{
+    uint64_t block = (uint64_t)block_x * block_y * block_z;
+    if (block == 0 || block > 1024 || block_z > 64)
+        emu_misuse("a block of %u x %u x %u threads", block_x, block_y, block_z);
+    if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_x > INT32_MAX || grid_y > 65535 ||
+        grid_z > 65535)
+        emu_misuse("a grid of %u x %u x %u blocks", grid_x, grid_y, grid_z);
+    if (shared_bytes > 99 * 1024) /* sm_86, the smallest; above 48 KiB only when asked for */
+        emu_misuse("%zu bytes of shared memory", shared_bytes);
 }

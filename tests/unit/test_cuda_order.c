@@ -1,6 +1,6 @@
 /* The GPU's queues, with CUDA on the CPU: a script of calls, drawn from a seed, is run on the CPU
  * device and, in many of the orders that streams and events allow, on the CUDA device. All that
- * comes back has the same bits. Host memory that a call has read is overwritten as soon as it returns. */
+ * comes back has the same bits. Host memory that a call has read is overwritten when it returns. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
