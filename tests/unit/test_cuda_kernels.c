@@ -189,6 +189,7 @@ static void samples_share_a_block_when_there_are_many(void **state)
     check_interact(1027, 3, 4, 0);   /* 4 a block, the last one not full */
     check_interact(515, 1, 5, 1);
     check_interact(800, 26, 16, 0);
+    check_interact(515, 66, 3, 0);   /* 2 a block, and two pieces of V each */
 }
 
 static void vectors_may_be_longer_and_more_than_shared_memory_holds(void **state)
