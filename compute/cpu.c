@@ -1,5 +1,5 @@
 /* compute/cpu.c - the CPU as a device: memory, loss, and the table of functions. Matrix products
- * are oneDNN's (cpu_linear.c); everything else is C that the compiler turns into vector code. */
+ * are hand-made (cpu_gemm.c) or oneDNN's (cpu_bf16.c); everything else is C that the compiler turns into vector code. */
 #include "compute/cpu.h"
 
 #include <math.h>
@@ -124,6 +124,7 @@ static enum st cpu_bce(struct device *d, uint32_t lane, uint32_t B, const float 
 static void cpu_close(struct device *d)
 {
     lanes_close(cpu_of(d)->lanes);
+    cpu_linear_close(cpu_of(d)->linear);
     mem_free(d);
 }
 
@@ -168,11 +169,16 @@ enum st cpu_open(const struct device_cfg *cfg, struct device **out)
     struct cpu *c = mem_zalloc(1, sizeof(*c));
     if (c == NULL) goto err;
     c->base = (struct device){&CPU_OPS, cfg->lanes, 1, true};
-    c->precision = cfg->precision;
-    if (lanes_open(cfg->lanes, &c->lanes) != ST_OK) goto err_cpu;
+    enum st st = cpu_linear_open(cfg, &c->linear); /* has said why */
+    if (st != ST_OK) {
+        mem_free(c);
+        return st;
+    }
+    if (lanes_open(cfg->lanes, &c->lanes) != ST_OK) goto err_linear;
     *out = &c->base;
     return ST_OK;
 
-err_cpu: mem_free(c);
-err:     return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
+err_linear: cpu_linear_close(c->linear);
+            mem_free(c);
+err:        return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
 }

@@ -11,7 +11,7 @@
 struct cpu {
     struct device base;          /* first: a struct device * is a struct cpu *                 */
     struct lanes *lanes;
-    enum precision precision;
+    struct cpu_linear *linear;
     struct device_fault fault;   /* sticky                                                     */
 };
 
@@ -23,7 +23,10 @@ enum { CPU_PIECE = 1024 };
 typedef void cpu_range(void *ctx, size_t lo, size_t hi);
 void cpu_over(struct device *d, size_t n, size_t piece, cpu_range *fn, void *ctx);
 
-/* cpu_linear.c */
+/* cpu_linear.c. What the layers keep from call to call: scratch of each lane. */
+struct cpu_linear;
+MUST_USE enum st cpu_linear_open(const struct device_cfg *cfg, struct cpu_linear **out);
+void cpu_linear_close(struct cpu_linear *h); /* NULL ok */
 size_t cpu_weight_floats(struct device *d, uint32_t K, uint32_t N);
 size_t cpu_prepared_bytes(struct device *d, uint32_t K, uint32_t N);
 enum st cpu_weight_put(struct device *d, uint32_t K, uint32_t N, const float *host, float *w);

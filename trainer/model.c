@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
-enum { ALIGN_FLOATS = 16 }; /* a cache line: where tensors and buffers start */
+enum { ALIGN_FLOATS = 16 }; /* a cache line: where tensors, buffers, what is prepared start */
 
 static size_t align_up(size_t n)
 {
@@ -122,8 +122,9 @@ void model_place(struct model *m, struct device *d)
         t->at = m->n_floats;
         t->prepared = m->prepared_bytes;
         m->n_floats += align_up(floats);
-        if (!t->is_bias)
-            m->prepared_bytes += align_up(d->ops->prepared_bytes(d, t->cols, t->rows));
+        if (t->is_bias) continue;
+        size_t bytes = d->ops->prepared_bytes(d, t->cols, t->rows);
+        m->prepared_bytes += align_up((bytes + 3) / sizeof(float)) * sizeof(float);
     }
 }
 

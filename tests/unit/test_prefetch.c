@@ -167,7 +167,7 @@ static void open_with(struct fixture *f, int ahead, uint32_t timeout_ms)
         held_open(&f->server[s], f->transport, address);
         assert_int_equal(rpc_connect(f->transport, address, &f->peer[s]), ST_OK);
     }
-    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){1}, &f->device), ST_OK);
+    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){.lanes = 1}, &f->device), ST_OK);
     f->table = f->device->ops->alloc(f->device, CAP * STRIDE * sizeof(float));
     assert_non_null(f->table);
     for (uint32_t i = 0; i < CAP * STRIDE; i++) f->table[i] = -1;

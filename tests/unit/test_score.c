@@ -66,6 +66,7 @@ static enum st score(const char *const *set, size_t n_set, struct evaluation *ou
 struct whole {
     struct device *device;
     struct model_work *work;
+    struct model_params params;
     float *table;                 /* [7 + 40 + 3][D + 1] records             */
     uint32_t slot[HELD * TINY_TABLES];
     float prob[HELD];
@@ -75,8 +76,13 @@ struct whole {
 static void whole_open(struct whole *w)
 {
     uint32_t width = tiny.config->model.dim + tiny.state, first = 0, base[TINY_TABLES];
-    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){1}, &w->device), ST_OK);
+    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){.lanes = 1}, &w->device), ST_OK);
+    model_place(tiny.model, w->device);
     assert_int_equal(model_work_open(tiny.model, w->device, 3, &w->work), ST_OK);
+    w->params.w = w->device->ops->alloc(w->device, tiny.model->n_floats * sizeof(float));
+    w->params.prepared = w->device->ops->alloc(w->device, tiny.model->prepared_bytes);
+    assert_int_equal(model_put(tiny.model, w->device, tiny.params, w->params.w), ST_OK);
+    assert_int_equal(model_prepare(tiny.model, w->device, &w->params), ST_OK);
     w->table = mem_alloc(50 * width, sizeof(float));
     for (uint32_t t = 0; t < TINY_TABLES; t++) {
         uint64_t rows = tiny.config->model.tables[t];
@@ -95,7 +101,7 @@ static void whole_slice(struct whole *w, uint32_t first, uint32_t n)
     struct model_slice slice = {n, held.dense + first * 3, held.label + first,
                                 w->slot + first * TINY_TABLES, w->table,
                                 tiny.config->model.dim + tiny.state};
-    assert_int_equal(model_eval(tiny.model, w->device, 0, w->work, tiny.params, &slice,
+    assert_int_equal(model_eval(tiny.model, w->device, 0, w->work, &w->params, &slice,
                                 w->prob + first, &loss), ST_OK);
     w->loss_sum += (double)loss;
 }
@@ -110,6 +116,8 @@ static struct evaluation evaluate_whole(void)
     e.loss = w.loss_sum / HELD;
     assert_int_equal(auc_exact(w.prob, held.label, HELD, &e.auc), ST_OK);
     mem_free(w.table);
+    w.device->ops->free(w.device, w.params.w, tiny.model->n_floats * sizeof(float));
+    w.device->ops->free(w.device, w.params.prepared, tiny.model->prepared_bytes);
     model_work_close(w.work);
     device_close(w.device);
     return e;

@@ -35,9 +35,11 @@ static int close_device(void **state)
 
 struct trainer {
     struct model *m;
-    struct model_work *w;
+    struct model_work *work;
     struct opt_step step;
-    struct floats params, state, grad[SLICES], sum;  /* dense, gradients with the loss behind */
+    struct floats params;                            /* host: dense, at the start and the end */
+    struct floats w, state, grad[SLICES], sum;       /* device: gradients with the loss behind */
+    void *prepared;
     struct floats table, dt, row_grad;
     uint32_t begin[SLOTS + 1], item[BATCH * F], slot[SLOTS];
 };
@@ -57,12 +59,16 @@ static void trainer_open(struct trainer *t, enum optimizer kind)
     c.model.top_mlp = TOP, c.model.n_top_mlp = 3;
     *t = (struct trainer){.step = {kind, 0.1f, 1e-3f}};
     assert_int_equal(model_open(&c, &t->m), ST_OK);
-    assert_int_equal(model_work_open(t->m, dev, PER_SLICE, &t->w), ST_OK);
+    model_place(t->m, dev);
+    assert_int_equal(model_work_open(t->m, dev, PER_SLICE, &t->work), ST_OK);
     t->params = floats_open(t->m->n_params, 0);
     model_initial(t->m, 7, t->params.p);
-    t->state = zeros(t->m->n_params);
-    for (int s = 0; s < SLICES; s++) t->grad[s] = zeros(t->m->n_params + 1);
-    t->sum = floats_open(t->m->n_params + 1, 0);
+    t->w = zeros(t->m->n_floats);
+    t->prepared = dev->ops->alloc(dev, t->m->prepared_bytes);
+    assert_int_equal(model_put(t->m, dev, t->params.p, t->w.p), ST_OK);
+    t->state = zeros(t->m->n_floats);
+    for (int s = 0; s < SLICES; s++) t->grad[s] = zeros(t->m->n_floats + 1);
+    t->sum = floats_open(t->m->n_floats + 1, 0);
     t->table = floats_random(SLOTS * STRIDE, 0, 101);
     for (size_t i = 0; i < t->table.n; i++)
         if (i % STRIDE >= D) t->table.p[i] = 0;
@@ -72,10 +78,12 @@ static void trainer_open(struct trainer *t, enum optimizer kind)
 
 static void trainer_close(struct trainer *t)
 {
-    struct floats all[] = {t->params, t->state, t->sum, t->table, t->dt, t->row_grad};
+    struct floats all[] = {t->params, t->w, t->state, t->sum, t->table, t->dt,
+                           t->row_grad};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) floats_close(all[i]);
     for (int s = 0; s < SLICES; s++) floats_close(t->grad[s]);
-    model_work_close(t->w);
+    dev->ops->free(dev, t->prepared, t->m->prepared_bytes);
+    model_work_close(t->work);
     model_close(t->m);
 }
 
@@ -101,23 +109,25 @@ static double trainer_step(struct trainer *t, const float *dense, const float *l
     const struct device_ops *ops = dev->ops;
     const float *part[SLICES];
     uint8_t pos[SLICES];
-    uint32_t bad, n = group_by_row(t, slot);
+    uint32_t n = group_by_row(t, slot);
     struct seg_list segs = {n, t->begin, t->item};
+    struct model_params params = {t->w.p, t->prepared};
+    assert_int_equal(model_prepare(t->m, dev, &params), ST_OK);
     for (uint32_t s = 0, b = 0; s < SLICES; s++, b += PER_SLICE) {
         struct model_slice slice = {PER_SLICE, dense + b * DENSE, label + b, slot + b * F,
                                     t->table.p, STRIDE};
-        assert_int_equal(model_train(t->m, dev, s, t->w, t->params.p, &slice, 1.0f / BATCH,
+        assert_int_equal(model_train(t->m, dev, s, t->work, &params, &slice, 1.0f / BATCH,
                                      t->grad[s].p, t->dt.p + b * (F + 1) * D), ST_OK);
         part[s] = t->grad[s].p, pos[s] = (uint8_t)s;
     }
-    assert_int_equal(ops->row_grads(dev, 0, t->dt.p, F, D, &segs, 0, n, 0, PER_SLICE * F,
-                                    t->row_grad.p), ST_OK);
-    assert_int_equal(ops->dense_sum(dev, part, pos, SLICES, t->m->n_params + 1, t->sum.p), ST_OK);
+    assert_int_equal(ops->row_grads(dev, t->dt.p, F, D, &segs, 0, PER_SLICE * F, t->row_grad.p),
+                     ST_OK);
+    assert_int_equal(ops->dense_sum(dev, part, pos, SLICES, t->m->n_floats + 1, t->sum.p), ST_OK);
     assert_int_equal(ops->row_update(dev, &t->step, t->table.p, STRIDE, D, t->slot,
-                                     t->row_grad.p, n, &bad), ST_OK);
-    assert_int_equal(ops->dense_update(dev, &t->step, t->params.p, t->state.p, t->sum.p,
-                                       t->m->n_params), ST_OK);
-    return (double)t->sum.p[t->m->n_params] / BATCH;
+                                     t->row_grad.p, n), ST_OK);
+    assert_int_equal(ops->dense_update(dev, &t->step, t->w.p, t->state.p, t->sum.p,
+                                       t->m->n_floats), ST_OK);
+    return (double)t->sum.p[t->m->n_floats] / BATCH;
 }
 
 /* The replay, starting from the trainer's own weights. */
@@ -142,6 +152,7 @@ static struct ref_trainer *replay_open(const struct trainer *t)
 static void check_end(const struct trainer *t, const struct ref_trainer *r)
 {
     double worst = 0;
+    assert_int_equal(model_get(t->m, dev, t->w.p, t->params.p), ST_OK);
     for (uint32_t i = 0; i < SLOTS * D; i++) {
         double got = (double)t->table.p[i / D * STRIDE + i % D];
         worst = fmax(worst, fabs(got - r->table[i / (ROWS * D)][i % (ROWS * D)]));

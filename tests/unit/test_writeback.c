@@ -41,11 +41,12 @@ static void open_with(struct fixture *f, uint32_t timeout_ms)
         held_open(&f->server[s], f->transport, address);
         assert_int_equal(rpc_connect(f->transport, address, &f->peer[s]), ST_OK);
     }
-    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){1}, &f->device), ST_OK);
+    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){.lanes = 1}, &f->device), ST_OK);
     f->table = f->device->ops->alloc(f->device, SLOTS * STRIDE * sizeof(float));
     assert_non_null(f->table);
     for (uint32_t i = 0; i < SLOTS * STRIDE; i++) f->table[i] = cell(i / STRIDE, i % STRIDE);
-    struct writeback_cfg cfg = {f->peer, SERVERS, THREADS, HEAD, D, STATE, timeout_ms, NULL};
+    struct writeback_cfg cfg = {f->peer, SERVERS, THREADS, HEAD, D, STATE,
+                                f->device, timeout_ms, NULL};
     assert_int_equal(writeback_open(&cfg, &f->w), ST_OK);
     caught_start();
 }
@@ -81,12 +82,19 @@ static void add_rows(struct evictions *e, uint64_t first, uint32_t n)
     }
 }
 
+/* One boundary: the rows leave their slots, then the trainer. */
+static enum st take_and_send(struct fixture *f, const struct plan *plan)
+{
+    enum st st = writeback_take(f->w, plan, f->table, STRIDE);
+    return st == ST_OK ? writeback_send(f->w, plan) : st;
+}
+
 static enum st send(struct fixture *f, int64_t iteration, uint64_t first, uint32_t n)
 {
     static struct evictions e;
     e.plan = (struct plan){.kind = PLAN_TRAIN, .iteration = iteration};
     add_rows(&e, first, n);
-    return writeback_send(f->w, &e.plan, f->device, f->table, STRIDE);
+    return take_and_send(f, &e.plan);
 }
 
 static struct msg *ack(void)
@@ -129,8 +137,8 @@ static void rows_go_to_their_shard_in_messages_of_at_most_4096(void **state)
     add_rows(&e, 0, 5000);              /* shard 0: two messages */
     add_rows(&e, 2, 3);                 /* shard 2, the first of server 1 */
     add_rows(&e, 3, 4096);              /* shard 3: just one */
-    assert_int_equal(writeback_send(f.w, &e.plan, f.device, f.table, STRIDE), ST_OK);
-    /* The slots are free now (I4): what becomes of them is not what was sent. */
+    assert_int_equal(take_and_send(&f, &e.plan), ST_OK);
+    /* What becomes of the slots is not what was sent. */
     memset(f.table, 0, SLOTS * STRIDE * sizeof(float));
     held_wait(&f.server[0], 2);
     held_wait(&f.server[1], 2);
@@ -147,6 +155,29 @@ static void rows_go_to_their_shard_in_messages_of_at_most_4096(void **state)
     assert_int_equal(writeback_bytes(f.w), bytes);
     assert_int_equal(held_count(&f.server[0]) + held_count(&f.server[1]), 4);
     assert_int_equal(caught_lines, 0);
+    close_all(&f);
+}
+
+/* The slots are free from there on (I4), although an accelerator's trainer sends only later. */
+static void what_is_sent_is_what_was_taken(void **state)
+{
+    static struct evictions e[3];
+    struct fixture f;
+    uint32_t sent = 0;
+    open_with(&f, LONG_MS);
+    for (uint32_t i = 0; i < 3; i++) { /* fewer rows, and more than there was room for */
+        e[i].plan = (struct plan){.kind = PLAN_TRAIN, .iteration = 9 + i};
+        add_rows(&e[i], 0, (uint32_t[]){7, 3, 4000}[i]);
+        assert_int_equal(writeback_take(f.w, &e[i].plan, f.table, STRIDE), ST_OK);
+        assert_int_equal(held_count(&f.server[0]), sent);
+        memset(f.table, 0xFF, SLOTS * STRIDE * sizeof(float));
+        assert_int_equal(writeback_send(f.w, &e[i].plan), ST_OK);
+        held_wait(&f.server[0], ++sent);
+        check_message(&f.server[0].call[i], &e[i], 0, e[i].plan.evict.n);
+        held_reply(&f.server[0], i, ack());
+        for (uint32_t k = 0; k < SLOTS * STRIDE; k++) f.table[k] = cell(k / STRIDE, k % STRIDE);
+    }
+    assert_int_equal(writeback_drain(f.w), ST_OK);
     close_all(&f);
 }
 
@@ -255,7 +286,13 @@ static void without_memory_nothing_is_sent_and_somebody_is_told(void **state)
     struct fixture f;
     enum st st = ST_NOMEM;
     size_t nth = 0;
+    uint32_t slot = 0;
     open_with(&f, LONG_MS);
+    mem_fail_at(1);
+    assert_int_equal(send(&f, 0, 0, 1), ST_NOMEM); /* no room to take rows to */
+    assert_true(mem_fail_stop());
+    assert_int_equal(writeback_take(f.w, &(struct plan){.evict.n = 1, .evict.slot = &slot}, f.table,
+                                    STRIDE), ST_OK);
     while (st == ST_NOMEM) {
         assert_int_equal(writeback_drain(f.w), ST_OK);
         mem_fail_at(++nth);
@@ -273,6 +310,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_go_to_their_shard_in_messages_of_at_most_4096),
+        cmocka_unit_test(what_is_sent_is_what_was_taken),
         cmocka_unit_test(a_boundary_without_evictions_sends_nothing),
         cmocka_unit_test(sixteen_iterations_may_be_unanswered_and_the_next_waits),
         cmocka_unit_test(an_iteration_waits_only_for_the_one_sixteen_before_it),
