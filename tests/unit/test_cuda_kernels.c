@@ -50,7 +50,8 @@ static void check_move(uint32_t n, uint32_t width, uint32_t pad, size_t shift, i
     struct floats from = floats_random((size_t)cap * from_stride, shift, 1);
     struct floats to = floats_open((size_t)cap * to_stride, shift);
     struct floats want = floats_open((size_t)cap * to_stride, shift);
-    uint32_t *from_slot = mem_alloc(2 * (size_t)cap, sizeof(*from_slot)), *to_slot = from_slot + cap;
+    uint32_t *from_slot = mem_alloc(2 * (size_t)cap, sizeof(*from_slot));
+    uint32_t *to_slot = from_slot + cap;
     for (uint32_t i = 0; i < n; i++) {
         from_slot[i] = draw(2, i) % cap;
         to_slot[i] = 2 * (n - 1 - i) + 1;
