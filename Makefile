@@ -62,10 +62,10 @@ CFLAGS  := -std=c11 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_POSIX_C_
 # -fno-math-errno: sqrtf becomes one instruction; no result changes. -Wno-psabi: how wide vectors are
 # passed differs between machines; none is passed from one file to another.
 CFLAGS_compute := -O3 -fno-math-errno -Wno-psabi -march=$(or $(MARCH),native)
-# sm_80 (A100), sm_90 (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
+# sm_80 (A100), sm_90a (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
 # -ffp-contract=off. --ftz, --prec-*: IEEE, as they are by default.
 NVCCFLAGS := -std=c++17 -O3 -fmad=false -lineinfo \
-           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
            -gencode arch=compute_90,code=compute_90 -Xcompiler -fno-omit-frame-pointer \
            $(if $(CI),-Werror all-warnings)
 CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
