@@ -4,13 +4,14 @@
 #   make run        install what is missing, build, train on the bundled sample as processes
 #   make test       install what is missing, build, run every test
 #   make check      the tests alone          make deps    the packages alone
+#   make bench-peer Chanter beside PyTorch; ARGS="--quick" (docs/benchmarks.md)
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
 #   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
 #   make sanitize                            the tests where sanitizers have most to see
 #   make BUG=name                            a build with a planted bug, in build/bug-name/
-#   make CUDA=nvcc|none|emulated             GPUs: with nvcc where it is found; not at all; or the same
-#                                            code with CUDA on the CPU, in build/emulated/
+#   make CUDA=nvcc|none|emulated             GPUs: with nvcc, where it is found; not at all; or
+#                                            CUDA on the CPU, in build/emulated/
 #   CI=1: warnings are errors.  V=1: show commands.
 
 .DEFAULT_GOAL := all
@@ -21,9 +22,12 @@ Q := $(if $(V),,@)
 PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compiler \
             libopenmpi-dev openmpi-bin libcmocka-dev libdnnl-dev libcyaml-dev libjansson-dev \
             libxxhash-dev zlib1g-dev python3 python3-numpy
+# For `make bench-peer` alone: a virtual environment, and what torch.compile calls.
+PEER_PACKAGES := python3-venv python3-dev g++
+PEER_WHEELS   := torch numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check sanitize matrix bugs clean FORCE
+.PHONY: all deps run test check sanitize matrix bugs bench-peer clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -41,7 +45,7 @@ CUDA_HOME ?= /usr/local/cuda
 NVCC    := $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA    ?= $(if $(NVCC),nvcc,none)
 $(if $(filter nvcc none emulated,$(CUDA)),,$(error CUDA is nvcc, none or emulated, not $(CUDA)))
-$(if $(filter nvcc,$(CUDA)),$(if $(NVCC),,$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin)))
+$(if $(filter nvcc,$(CUDA)$(NVCC)),$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin))
 E       := build/$(if $(SAN),$(SAN)-)emulated
 O       := $(if $(filter emulated,$(CUDA)),$E,build/$(or $(SAN),release))
 B       := $(if $(BUG),build/bug-$(BUG),$O)
@@ -55,22 +59,22 @@ WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 CFLAGS  := -std=c11 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_POSIX_C_SOURCE=200809L \
            -fstack-protector-strong $(WARN) \
            $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all,-D_FORTIFY_SOURCE=2)
-# -fno-math-errno: sqrtf becomes one instruction; no result changes.
-CFLAGS_compute := -O3 -fno-math-errno -march=$(or $(MARCH),native)
-# sm_80 (A100), sm_90 (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
+# -fno-math-errno: sqrtf becomes one instruction; no result changes. -Wno-psabi: how wide vectors are
+# passed differs between machines; none is passed from one file to another.
+CFLAGS_compute := -O3 -fno-math-errno -Wno-psabi -march=$(or $(MARCH),native)
+# sm_80 (A100), sm_90a (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
 # -ffp-contract=off. --ftz, --prec-*: IEEE, as they are by default.
 NVCCFLAGS := -std=c++17 -O3 -fmad=false -lineinfo \
-           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
            -gencode arch=compute_90,code=compute_90 -Xcompiler -fno-omit-frame-pointer \
            $(if $(CI),-Werror all-warnings)
 CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_DEF_nvcc = -DCHANTER_CUDA -isystem $(CUDA_ROOT)/include
 # Nothing but a GPU's use needs libcublasLt: it is loaded then, from where the toolkit is.
 CUDA_LIB = $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib))
-CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt
+CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt -lstdc++
 CUDA_DEF_emulated := -DCHANTER_CUDA -DCHANTER_CUDA_EMULATED
 CUDA_DEF_none :=
-CFLAGS_cuda = $(CUDA_DEF_$(CUDA))
 INC     := -I. -I$(GEN)
 MPI_INC  = $(shell pkg-config --cflags ompi-c)
 MPI_LIB  = $(shell pkg-config --libs ompi-c)
@@ -109,8 +113,10 @@ $(GENH): %.h: %.c ;
 # Rebuild when the flags change. $(DEF): macros and paths of a flavour, for compute/ and its tests.
 FLAGS = $(CC) $(CFLAGS) $(CFLAGS_compute) $(DEF)
 NEWER = @mkdir -p $(@D); echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
-$O/.flags: DEF = $(CFLAGS_cuda) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
-$O/.flags: FORCE ; $(NEWER)
+$E/.flags: DEF = $(CUDA_DEF_emulated)
+$O/compute/.flags: DEF = $(CUDA_DEF_$(CUDA)) $(if $(filter nvcc,$(CUDA)),$(NVCC) $(NVCCFLAGS))
+$(sort $O/.flags $E/.flags $O/compute/.flags): FORCE ; $(NEWER)
+$(filter $O/compute/%,$(OBJ)): $O/compute/.flags
 
 COMPILE = @mkdir -p $(@D); $(if $(V),,echo "  CC $<";) \
     $(CC) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(INC) $(EXTRA) -MMD -MP -c $< -o $@
@@ -127,9 +133,7 @@ $O/%.cu.o: %.cu $O/.flags
 endif
 # For CUDA on the CPU: the same files with its macros, kernels as C.
 ifneq ($O,$E)
-$O/compute/%.o: EXTRA = $(CFLAGS_cuda)
-$E/.flags: DEF = $(CUDA_DEF_emulated)
-$E/.flags: FORCE ; $(NEWER)
+$O/compute/%.o: EXTRA = $(CUDA_DEF_$(CUDA))
 $E/%.o: %.c $E/.flags | $(GENH) ; $(COMPILE)
 endif
 $E/%.o: EXTRA = $(CUDA_DEF_emulated)
@@ -146,7 +150,8 @@ $B/lib.a: $(OBJ)
 $E/cuda.a: $(call object,$E,$(EMULATED) compute/device.c)
 	$(Q)rm -f $@; ar qcs $@ $^
 
-LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
+LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) \
+    $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
 $(BIN)/chanter: $O/launch/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-oracle: $O/oracle/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-embserver: $O/embserver/main.o $B/lib.a ; $(LINK)
@@ -187,6 +192,17 @@ run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
+
+# --- beside PyTorch -------------------------------------------------------------------------
+PEER_VENV := build/peer-venv
+bench-peer:
+	$(Q)$(MAKE) --no-print-directory deps PACKAGES="$(PACKAGES) $(PEER_PACKAGES)"
+	$(Q)$(MAKE) --no-print-directory all $(PEER_VENV)/ready
+	$(Q)bench/peer.py --bin $(BIN) --python $(PEER_VENV)/bin/python $(ARGS)
+$(PEER_VENV)/ready:
+	$(Q)rm -rf $(@D); mkdir -p build; python3 -m venv $(@D)
+	$(Q)$(@D)/bin/pip install --quiet $(PEER_WHEELS)
+	$(Q)touch $@
 
 clean:
 	$(Q)rm -rf build

@@ -1,5 +1,6 @@
 /* compute/cpu.c - the CPU as a device: memory, loss, and the table of functions. Matrix products
- * are hand-made (cpu_gemm.c) or oneDNN's (cpu_bf16.c); everything else is C that the compiler turns into vector code. */
+ * are hand-made (cpu_gemm.c) or oneDNN's (cpu_bf16.c); all else is C that the compiler turns into
+ * vector code. */
 #include "compute/cpu.h"
 
 #include <math.h>

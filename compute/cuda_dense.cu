@@ -136,16 +136,6 @@ DEVICE float relu_of(float y)
     return y < 0.0f ? 0.0f : y;
 }
 
-/* a quad's four products, in order, on top of sum */
-DEVICE float add_dot4(float4 x, float4 w, float sum)
-{
-    sum += x.x * w.x;
-    sum += x.y * w.y;
-    sum += x.z * w.z;
-    sum += x.w * w.w;
-    return sum;
-}
-
 /* Thread (x, y) sums up the quads x, x + 32, ... of samples y, y + 8, ...; then 32 sums a sample
  * become 8, and one. */
 KERNEL_THAT_WAITS(forward_one, one_args, a, BLOCK)
@@ -232,17 +222,14 @@ cudaError_t cuda_backward_one(cudaStream_t s, uint32_t B, uint32_t K, const floa
 
 /* --- element by element --------------------------------------------------------------------- */
 
-struct dense_args {
-    const float *from, *b;           /* (B, N), ld apart; (N)                                */
+struct bias_args {
+    const float *b;                  /* (N)                                                  */
     float *y;                        /* (B, N), ld apart                                     */
-    uint16_t *narrow;                /* (B, N), ld_to apart                                  */
     uint32_t B, N, ld, quads;
     int relu, by4;
-    uint32_t ld_to;
-    int to_by4;
 };
 
-KERNEL(bias_relu, dense_args, a, BLOCK)
+KERNEL(bias_relu, bias_args, a, BLOCK)
 {
     for (uint32_t q = threadIdx.x; q < a.quads; q += blockDim.x) {
         uint32_t left = a.N - 4 * q;
@@ -271,12 +258,18 @@ KERNEL(bias_relu, dense_args, a, BLOCK)
 cudaError_t cuda_bias_relu(cudaStream_t s, uint32_t B, uint32_t N, const float *b, int relu,
                            float *y, uint32_t ldy)
 {
-    struct dense_args a = {NULL, b, y, NULL, B, N, ldy, quads_of(N), relu, is_by4(y, ldy, N),
-                           0, 0};
+    struct bias_args a = {b, y, B, N, ldy, quads_of(N), relu, is_by4(y, ldy, N)};
     if (B == 0 || N == 0) return cudaSuccess;
     dim3 block = row_block(a.quads);
     return LAUNCH(s, bias_relu, row_grid(B, block), block, 0, &a);
 }
+
+struct narrow_args {
+    const float *from;               /* (B, N), ld apart                                     */
+    uint16_t *to;                    /* (B, N), ld_to apart; 0 behind the N of each row      */
+    uint32_t B, N, ld, ld_to, quads;
+    int by4, by4_to;
+};
 
 /* To nearest, ties to even; a NaN stays one, quiet. */
 DEVICE uint32_t bf16_of(float x)
@@ -301,23 +294,21 @@ DEVICE void store_bf16(uint16_t *p, uint32_t n, int by4, float4 v)
     if (n > 3) p[3] = (uint16_t)bf16_of(v.w);
 }
 
-/* quads: of the padded rows. */
-KERNEL(to_bf16, dense_args, a, BLOCK)
+KERNEL(to_bf16, narrow_args, a, BLOCK)
 {
     for (uint32_t q = threadIdx.x; q < a.quads; q += blockDim.x) {
         float4 v[ROWS_EACH];
-        uint32_t left = a.N > 4 * q ? a.N - 4 * q : 0;
+        uint32_t n = 4 * q, left = n < a.N ? a.N - n : 0;
         UNROLL
         for (uint32_t k = 0; k < ROWS_EACH; k++) {
             uint32_t i = my_row(k);
             v[k] = fill4(0.0f);
-            if (i < a.B && left > 0) v[k] = load4(a.from + (size_t)i * a.ld + 4 * q, left, a.by4);
+            if (i < a.B && left != 0) v[k] = load4(a.from + (size_t)i * a.ld + n, left, a.by4);
         }
         UNROLL
         for (uint32_t k = 0; k < ROWS_EACH; k++) {
             uint32_t i = my_row(k);
-            uint16_t *to = a.narrow + (size_t)i * a.ld_to + 4 * q;
-            if (i < a.B) store_bf16(to, a.ld_to - 4 * q, a.to_by4, v[k]);
+            if (i < a.B) store_bf16(a.to + (size_t)i * a.ld_to + n, a.ld_to - n, a.by4_to, v[k]);
         }
     }
 }
@@ -325,9 +316,9 @@ KERNEL(to_bf16, dense_args, a, BLOCK)
 cudaError_t cuda_to_bf16(cudaStream_t s, uint32_t B, uint32_t N, const float *from, uint32_t ld,
                          uint16_t *to, uint32_t ld_to)
 {
-    struct dense_args a = {from, NULL, NULL, to, B, N, ld, quads_of(ld_to), 0, is_by4(from, ld, N),
-                           ld_to, (uintptr_t)to % 8 == 0 && ld_to % 4 == 0};
-    if (B == 0 || N == 0) return cudaSuccess;
+    struct narrow_args a = {from, to, B, N, ld, ld_to, quads_of(ld_to), is_by4(from, ld, N),
+                            (uintptr_t)to % 8 == 0 && ld_to % 4 == 0};
+    if (B == 0 || ld_to == 0) return cudaSuccess;
     dim3 block = row_block(a.quads);
     return LAUNCH(s, to_bf16, row_grid(B, block), block, 0, &a);
 }

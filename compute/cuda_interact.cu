@@ -125,13 +125,8 @@ DEVICE void add_dots(const struct forward_args *a, const float *x, uint32_t gi, 
         }
         UNROLL
         for (uint32_t k = 0; k < 16; k++) {
-            float4 p = vi[k / 4], o = vj[k % 4];
-            float sum = acc[k / 4][k % 4];
-            sum += p.x * o.x;
-            sum += p.y * o.y;
-            sum += p.z * o.z;
-            sum += p.w * o.w;
-            acc[k / 4][k % 4] = sum;
+            float *sum = &acc[k / 4][k % 4];
+            *sum = add_dot4(vi[k / 4], vj[k % 4], *sum);
         }
     }
 }

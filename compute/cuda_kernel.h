@@ -16,6 +16,7 @@
 #ifndef CHANTER_COMPUTE_CUDA_KERNEL_H
 #define CHANTER_COMPUTE_CUDA_KERNEL_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,7 +39,9 @@
 #define COPY_ASYNC(to, from, bytes) emu_copy_async(to, from, bytes)
 #define COPY_COMMIT() emu_copy_commit()
 #define COPY_WAIT(n) emu_copy_wait(n)
-#define UNROLL
+/* Not for speed: gcc 12 makes `if (c) sum += x` in a vectorized loop `sum += c ? x : 0`, and -0
+ * becomes 0. */
+#define UNROLL _Pragma("GCC unroll 64")
 #define UNROLL_NOT
 
 #else
@@ -88,7 +91,8 @@ HOST uint32_t quads_of(uint32_t width)
     return ceil_div(width, 4);
 }
 
-/* Are rows of `width` floats from p on, `stride` apart, whole aligned quads? NULL is. */
+/* Are rows of `width` floats from p on, `stride` apart, whole quads at 16-byte addresses? NULL is
+ * such an address. */
 HOST int is_by4(const void *p, size_t stride, uint32_t width)
 {
     return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && width % 4 == 0;
@@ -134,14 +138,23 @@ DEVICE float4 add4(float4 a, float4 b)
     return a;
 }
 
-/* sum + by * v */
+/* by * v + sum, rounded once, whatever the compiler would do with a product and a sum. */
 DEVICE float4 multiply_add4(float by, float4 v, float4 sum)
 {
-    sum.x += by * v.x;
-    sum.y += by * v.y;
-    sum.z += by * v.z;
-    sum.w += by * v.w;
+    sum.x = fmaf(by, v.x, sum.x);
+    sum.y = fmaf(by, v.y, sum.y);
+    sum.z = fmaf(by, v.z, sum.z);
+    sum.w = fmaf(by, v.w, sum.w);
     return sum;
+}
+
+/* The products of a quad on top of sum, one after the other. */
+DEVICE float add_dot4(float4 x, float4 w, float sum)
+{
+    sum = fmaf(x.x, w.x, sum);
+    sum = fmaf(x.y, w.y, sum);
+    sum = fmaf(x.z, w.z, sum);
+    return fmaf(x.w, w.w, sum);
 }
 
 /* --- kernels over rows ---------------------------------------------------------------------- */
@@ -167,7 +180,7 @@ DEVICE uint32_t my_row(uint32_t k)
     return (blockIdx.x * ROWS_EACH + k) * blockDim.y + threadIdx.y;
 }
 
-/* Rows without an order among each other: n quads in a row, QUADS_EACH a thread. */
+/* Vectors without rows: ROWS_EACH quads a thread. */
 HOST dim3 flat_grid(size_t n_quads)
 {
     return dim(ceil_div(n_quads, BLOCK * ROWS_EACH), 1);

@@ -53,8 +53,8 @@ cudaError_t cuda_backward_one(cudaStream_t s, uint32_t B, uint32_t K, const floa
 /* y = max(y + b, 0) where a product's own epilogue cannot do it. */
 cudaError_t cuda_bias_relu(cudaStream_t s, uint32_t B, uint32_t N, const float *b, int relu,
                            float *y, uint32_t ldy);
-/* to (B,N) bf16 = from (B,N) f32, round to nearest even; rows are ld floats, ld_to >= N numbers apart,
- * and those behind the N of each row become 0. */
+/* to (B,N) bf16 = from (B,N) f32, round to nearest even; rows are ld floats, ld_to >= N numbers
+ * apart, and those behind the N of each row become 0. */
 cudaError_t cuda_to_bf16(cudaStream_t s, uint32_t B, uint32_t N, const float *from, uint32_t ld,
                          uint16_t *to, uint32_t ld_to);
 

@@ -98,11 +98,19 @@ static enum st deferred_start(struct trainer *t, const struct plan *plan)
 
 /* --- one iteration -------------------------------------------------------------------------- */
 
+/* Rows that have left may be what others wait for, and this trainer for them in turn: so they are
+ * sent before any wait. But to send them is to wait for an accelerator that still computes the
+ * iteration before; when all rows are here already, they go once it has more work (run_train). */
 static enum st wait_rows(struct trainer *t, struct ticket *ticket, uint64_t *waited_ns)
 {
-    /* Baseline: nothing was asked for before the write-backs of this boundary were sent. */
-    enum st st = t->config->oracle.lookahead == 0 ? prefetch_send(t->prefetch, ticket) : ST_OK;
-    return st == ST_OK ? prefetch_wait(t->prefetch, ticket, waited_ns) : st;
+    enum st st = ST_OK;
+    bool ahead = t->config->oracle.lookahead > 0;
+    if (t->device->host_memory || !ahead || !prefetch_ready(t->prefetch, ticket))
+        TRY(writeback_send(t->writeback, ticket->plan), err);
+    if (!ahead) TRY(prefetch_send(t->prefetch, ticket), err);
+    TRY(prefetch_wait(t->prefetch, ticket, waited_ns), err);
+err:
+    return st;
 }
 
 static enum st install_values(struct trainer *t)
@@ -134,7 +142,6 @@ static enum st boundary(struct trainer *t, struct ticket *ticket, uint64_t *wait
     TRY(writeback_take(t->writeback, plan, t->table, t->stride), err);
 #else
     TRY(writeback_take(t->writeback, plan, t->table, t->stride), err);
-    if (t->device->host_memory) TRY(writeback_send(t->writeback, plan), err);
     TRY(wait_rows(t, ticket, waited_ns), err);
     TRY(prefetch_install(t->prefetch, ticket, t->device, t->table, t->stride), err);
 #endif
@@ -232,7 +239,7 @@ static enum st run_train(struct trainer *t, struct ticket *ticket, uint64_t plan
     TRY(step_train(t->step, plan, &t->dense.params, t->table, t->stride), err);
     TRY(settle(t), err);
     name_slots(t, plan);
-    if (!t->device->host_memory) TRY(writeback_send(t->writeback, plan), err);
+    TRY(writeback_send(t->writeback, plan), err);
 #ifdef BUG_deferred_value_late
     TRY(values_install(&t->deferred_values, t->device, t->table, t->stride,
                        t->config->model.dim), err);
@@ -252,7 +259,7 @@ static enum st run_flush(struct trainer *t, struct ticket *ticket)
     TRY(boundary(t, ticket, &waited_ns), err);
     TRY(check_fault(t, ticket->plan->iteration), err);
     name_slots(t, ticket->plan);
-    if (!t->device->host_memory) TRY(writeback_send(t->writeback, ticket->plan), err);
+    TRY(writeback_send(t->writeback, ticket->plan), err);
 err:
     return st;
 }

@@ -344,6 +344,14 @@ enum st prefetch_next(struct prefetch *p, struct ticket **out, uint64_t *waited_
     return st;
 }
 
+bool prefetch_ready(struct prefetch *p, const struct ticket *t)
+{
+    pthread_mutex_lock(&p->lock);
+    bool ready = t->missing == 0;
+    pthread_mutex_unlock(&p->lock);
+    return ready;
+}
+
 enum st prefetch_wait(struct prefetch *p, struct ticket *t, uint64_t *waited_ns)
 {
     uint64_t start = clock_now_ns();

@@ -46,6 +46,8 @@ void prefetch_close(struct prefetch *p); /* NULL ok; COMPUTE gives its ticket ba
 MUST_USE enum st prefetch_next(struct prefetch *p, struct ticket **out, uint64_t *waited_ns);
 /* Ask for the ticket's rows; only where !ahead, after the evictions of the boundary. */
 MUST_USE enum st prefetch_send(struct prefetch *p, struct ticket *t);
+/* Whether prefetch_wait would return at once. */
+bool prefetch_ready(struct prefetch *p, const struct ticket *t);
 MUST_USE enum st prefetch_wait(struct prefetch *p, struct ticket *t, uint64_t *waited_ns);
 /* Check every row's version against the plan (I2) and put the rows into their slots. */
 MUST_USE enum st prefetch_install(struct prefetch *p, struct ticket *t, struct device *d,

@@ -13,6 +13,7 @@ struct writeback {
     uint64_t bytes;                       /* COMPUTE only, as is the rest up to the lock */
     float *rows;                          /* [cap][D + state] from host_alloc: rows taken */
     size_t cap;
+    bool taken;
     uint64_t mark;                        /* they are there once the device has come to it */
 
     pthread_mutex_t lock;                 /* guards all below */
@@ -138,6 +139,7 @@ enum st writeback_take(struct writeback *w, const struct plan *plan, const float
         w->rows = rows;
         w->cap = cap;
     }
+    w->taken = true;
     return d->ops->rows_get(d, table, stride, e->slot, e->n, w->rows, w->cfg.dim + w->cfg.state,
                             &w->mark);
 }
@@ -147,6 +149,8 @@ enum st writeback_send(struct writeback *w, const struct plan *plan)
     const struct plan_evict *e = &plan->evict;
     uint32_t n_shards = w->cfg.n_servers * w->cfg.threads;
     uint32_t most = codec_max_rows(w->cfg.dim + w->cfg.state);
+    if (!w->taken) return ST_OK;
+    w->taken = false;
     enum st st = w->cfg.device->ops->wait(w->cfg.device, w->mark);
     if (st == ST_OK)
         st = wait_bucket(w, (uint32_t)((uint64_t)plan->iteration % WRITEBACK_WINDOW));

@@ -36,7 +36,7 @@ void writeback_close(struct writeback *w); /* NULL ok; waits for answers under w
 /* Copy the rows of the plan's evict list out of `table`. */
 MUST_USE enum st writeback_take(struct writeback *w, const struct plan *plan, const float *table,
                                 uint32_t stride);
-/* Send what has been taken for this plan. Before that, wait until everything older than
+/* Send what has been taken for this plan, unless that has been done. Before that, wait until everything older than
  * WRITEBACK_WINDOW iterations is answered. */
 MUST_USE enum st writeback_send(struct writeback *w, const struct plan *plan);
 /* Wait until every row sent has been taken. */

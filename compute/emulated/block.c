@@ -1,5 +1,5 @@
-/* compute/emulated/block.c - threads of a block as fibers: each has a stack of its own and gives way
- * at barriers only. A kernel whose threads never wait needs none: its threads are plain calls.
+/* compute/emulated/block.c - threads of a block as fibers: each has its own stack and gives way at
+ * barriers only. A kernel whose threads never wait needs none: its threads are plain calls.
  *
  * A team is the fibers of one block at a time. Teams are static, so that a launch allocates
  * nothing, and only their touched pages are real. A fiber lives for one launch: it runs its thread
@@ -309,8 +309,7 @@ cudaError_t emu_launch(cudaStream_t s, const struct emu_kernel *k, dim3 grid, di
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     CHECK(threads != 0 && threads <= k->max_threads && threads <= EMU_MAX_THREADS,
           "a block has as many threads as its kernel was built for");
-    CHECK(grid.x != 0 && grid.x <= INT32_MAX && grid.y != 0 && grid.y <= UINT16_MAX &&
-              grid.z != 0 && grid.z <= UINT16_MAX, "a grid is within the limits of a GPU");
+    emu_check_launch(grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
     CHECK(shared_bytes <= EMU_MAX_SHARED && (shared_bytes == 0 || k->waits),
           "shared memory is within the limit, and for threads that wait for each other");
     CHECK(bytes <= sizeof(l.args), "a kernel's arguments fit");

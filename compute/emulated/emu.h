@@ -33,7 +33,7 @@ struct emu_op {
 };
 
 struct emu_stream {
-    struct emu_stream *next;       /* of all streams ever made: events may still name them       */
+    struct emu_stream *next;
     uint32_t number;
     uint64_t issued, done;         /* operations; they are done in order                         */
     struct emu_op *head, **tail;

@@ -1,17 +1,22 @@
 /* compute/emulated/memory.c - devices, their memory and copies. "Device" and pinned memory are
- * ordinary memory in a table of allocations, so that a copy can tell which is which. New memory is
- * full of NaN: what is read before it is written shows. */
+ * pages of this process, in a table of allocations, so that a copy can tell which is which. New
+ * memory is full of NaN: what is read before it is written shows. An allocation ends at a page that cannot be
+ * touched, and becomes one when it is freed: addresses are not used again. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "compute/emulated/emu.h"
 
-enum { ALIGN = 256, ALLOCS = 65536 };
+/* Bytes, but for the number of allocations. Larger ones are full of NaN as far as FILL goes. */
+enum { ALIGN = 256, PAGE = 4096, FILL = 1 << 20, ALLOCS = 65536 };
 
-static struct alloc { char *p; size_t bytes; bool device; } allocs[ALLOCS];
+static struct alloc { char *p; size_t bytes; bool device; char *pages; size_t mapped; }
+    allocs[ALLOCS];
 static uint32_t n_allocs;
 static int n_devices = 1;
-static size_t total_bytes = (size_t)1 << 30, used_bytes;
+static size_t total_bytes = (size_t)16 << 30, used_bytes;
 
 void emu_devices(int n)
 {
@@ -42,7 +47,7 @@ static void check_range(const char *what, const void *p, size_t bytes, bool devi
                    device ? "device" : "host");
 }
 
-/* --- devices ------------------------------------------------------------------------------------- */
+/* --- devices -------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -77,17 +82,21 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return emu_end(cudaSuccess);
 }
 
-/* --- allocations --------------------------------------------------------------------------------- */
+/* --- allocations ---------------------------------------------------------------------------- */
 
 static cudaError_t add(void **out, size_t bytes, bool device)
 {
     if (emu_breaks_capture()) return cudaErrorStreamCaptureUnsupported;
     if (device && bytes > total_bytes - used_bytes) return cudaErrorMemoryAllocation;
     if (n_allocs == ALLOCS) emu_misuse("more than %d allocations", ALLOCS);
-    char *p = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
-    if (p == NULL) return cudaErrorMemoryAllocation;
-    memset(p, 0xFF, bytes);
-    allocs[n_allocs++] = (struct alloc){p, bytes, device};
+    size_t room = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    size_t mapped = (room + PAGE - 1) / PAGE * PAGE + PAGE;
+    char *pages = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
+    char *p = pages + mapped - PAGE - room;
+    mprotect(pages + mapped - PAGE, PAGE, PROT_NONE);
+    memset(p, 0xFF, bytes < FILL ? bytes : FILL);
+    allocs[n_allocs++] = (struct alloc){p, bytes, device, pages, mapped};
     if (device) used_bytes += bytes;
     emu_count_live(1);
     *out = p;
@@ -104,7 +113,8 @@ static void take_out(void *p, bool device)
     if (emu_copy_pending(a->p, a->bytes)) emu_misuse("freeing memory that a copy still uses");
     emu_run_all();
     if (device) used_bytes -= a->bytes;
-    free(a->p);
+    madvise(a->pages, a->mapped, MADV_DONTNEED);
+    mprotect(a->pages, a->mapped, PROT_NONE);
     *a = allocs[--n_allocs];
     emu_count_live(-1);
 }
@@ -140,7 +150,7 @@ cudaError_t cudaFreeHost(void *p)
     return give_back(__func__, p, false);
 }
 
-/* --- copies -------------------------------------------------------------------------------------- */
+/* --- copies --------------------------------------------------------------------------------- */
 
 struct copy { char *to; const char *from; size_t bytes; int value; };
 
@@ -184,7 +194,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
     return emu_end(add_copy(s, "set", (struct copy){p, NULL, bytes, value}));
 }
 
-/* --- kernels ------------------------------------------------------------------------------------- */
+/* --- kernels -------------------------------------------------------------------------------- */
 
 cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *args, size_t bytes)
 {

@@ -13,8 +13,11 @@
 
 #include "compute/emulated/emu.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct emu_stream *streams;
+/* Recursive: a test framework that jumps out of a kernel that crashed has to be able to go on. */
+static pthread_mutex_t lock;
+static pthread_once_t lock_made = PTHREAD_ONCE_INIT;
+static struct emu_stream *streams;     /* in use                                                  */
+static struct emu_stream *past;        /* destroyed and empty: events may still name them         */
 static uint32_t n_streams;
 static size_t live;
 static uint64_t rng;
@@ -42,7 +45,7 @@ _Noreturn void emu_misuse(const char *fmt, ...)
     abort();
 }
 
-/* --- random numbers and counters -------------------------------------------------------------- */
+/* --- random numbers and counters ------------------------------------------------------------ */
 
 uint64_t emu_random(void) /* xorshift64* */
 {
@@ -65,8 +68,18 @@ static void set_seed(uint64_t seed)
     draw_priorities();
 }
 
+static void make_lock(void)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+}
+
 void emu_lock(void)
 {
+    pthread_once(&lock_made, make_lock);
     pthread_mutex_lock(&lock);
     if (rng != 0) return;
     const char *text = getenv("CHANTER_EMU_SEED");
@@ -117,7 +130,7 @@ uint64_t emu_fail_stop(void)
 {
     emu_lock();
     uint64_t n = failed;
-    fail_nth = 0;
+    fail_nth = failed = 0;
     emu_unlock();
     return n;
 }
@@ -166,7 +179,7 @@ const char *cudaGetErrorString(cudaError_t e)
     }
 }
 
-/* --- records ------------------------------------------------------------------------------------ */
+/* --- records -------------------------------------------------------------------------------- */
 
 void emu_record(int on)
 {
@@ -197,12 +210,21 @@ static void record(const struct emu_stream *s, const char *kind, uint32_t call)
     records[n_records++] = (struct emu_record){s->number, call, kind};
 }
 
-/* --- carrying out ------------------------------------------------------------------------------- */
+/* --- carrying out --------------------------------------------------------------------------- */
 
 void emu_run_work(const struct emu_stream *s, const struct emu_work *work, uint32_t call)
 {
     if (work->body != NULL) work->body(work->args);
     record(s, work->kind, call);
+}
+
+static void retire(struct emu_stream *s)
+{
+    struct emu_stream **at = &streams;
+    while (*at != s) at = &(*at)->next;
+    *at = s->next;
+    s->next = past;
+    past = s;
 }
 
 static bool ready(const struct emu_stream *s)
@@ -233,6 +255,7 @@ static bool step(void)
     if (s->head == NULL) s->tail = &s->head;
     s->done++;
     free(op);
+    if (s->destroyed && s->head == NULL) retire(s);
     return true;
 }
 
@@ -244,7 +267,7 @@ void emu_run_until(struct emu_stream *s, uint64_t n)
 
 void emu_run_all(void)
 {
-    for (struct emu_stream *s = streams; s != NULL; s = s->next) emu_run_until(s, s->issued);
+    while (step()) continue;
 }
 
 static bool overlaps(const char *p, size_t bytes, const char *q, size_t q_bytes)
@@ -252,8 +275,10 @@ static bool overlaps(const char *p, size_t bytes, const char *q, size_t q_bytes)
     return q != NULL && q < p + bytes && p < q + q_bytes;
 }
 
+/* After a call that was made to fail, which may have been a wait, the caller is always right. */
 bool emu_copy_pending(const char *p, size_t bytes)
 {
+    if (failed > 0) return false;
     for (struct emu_stream *s = streams; s != NULL; s = s->next)
         for (struct emu_op *op = s->head; op != NULL; op = op->next)
             if (overlaps(p, bytes, op->work.read, op->work.bytes) ||
@@ -281,7 +306,7 @@ cudaError_t emu_add(struct emu_stream *s, struct emu_work work)
     return cudaSuccess;
 }
 
-/* --- streams -------------------------------------------------------------------------------------- */
+/* --- streams -------------------------------------------------------------------------------- */
 
 struct emu_stream *emu_check_stream(struct emu_stream *s)
 {
@@ -317,6 +342,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
     cudaError_t e = emu_begin(__func__);
     if (e != cudaSuccess) emu_lock();
     emu_check_stream(s)->destroyed = true;
+    if (s->head == NULL) retire(s);
     emu_count_live(-1);
     return emu_end(e);
 }
@@ -331,7 +357,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     return emu_end(cudaSuccess);
 }
 
-/* --- events ------------------------------------------------------------------------------------- */
+/* --- events --------------------------------------------------------------------------------- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {

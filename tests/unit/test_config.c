@@ -55,6 +55,7 @@ static void defaults_are_those_of_the_documentation(void **state)
     assert_int_equal(c->cluster.server_threads, 1);
     assert_int_equal(c->cluster.prefetch, 4);
     assert_int_equal(c->cluster.timeout_s, 60);
+    assert_int_equal(c->device.precision, PRECISION_FP32);
     assert_false(c->run.save_initial);
     assert_true(c->run.save_final);
     assert_int_equal(c->run.eval_every + c->run.snapshot_every, 0);
@@ -137,13 +138,16 @@ static void every_name_of_a_list_of_names_is_its_enum_value(void **state)
         for (int v = 0; key->names[v] != NULL; v++) {
             char text[64];
             snprintf(text, sizeof(text), "%s.%s=%s", key->section, key->name, key->names[v]);
-            const char *set[] = {text, "data.rows=100"};
-            size_t n_set = strcmp(key->names[v], "synthetic") ? 1 : 2;
+            bool synthetic = strcmp(key->names[v], "synthetic") == 0;
+            bool tf32 = strcmp(key->names[v], "tf32") == 0;
+            const char *set[] = {text, tf32 ? "cluster.device=cuda" : "data.rows=100"};
+            size_t n_set = synthetic || tf32 ? 2 : 1;
             struct config *c = conf_must_open(LEAST, set, n_set);
             int got = strcmp(key->name, "format") == 0      ? (int)c->data.format
                       : strcmp(key->name, "kind") == 0      ? (int)c->model.kind
                       : strcmp(key->name, "optimizer") == 0 ? (int)c->train.optimizer
                       : strcmp(key->name, "transport") == 0 ? (int)c->cluster.transport
+                      : strcmp(key->name, "precision") == 0 ? (int)c->device.precision
                                                             : (int)c->cluster.device;
             assert_int_equal(got, v);
             config_close(c);
@@ -191,6 +195,7 @@ static void assert_same(const struct config *a, const struct config *b)
     assert_int_equal(a->oracle.lookahead, b->oracle.lookahead);
     assert_int_equal(a->oracle.queue, b->oracle.queue);
     assert_memory_equal(&a->cluster, &b->cluster, sizeof(a->cluster));
+    assert_int_equal(a->device.precision, b->device.precision);
     assert_string_equal(a->run.dir, b->run.dir);
     assert_int_equal(a->run.save_initial, b->run.save_initial);
     assert_int_equal(a->run.save_final, b->run.save_final);
@@ -265,6 +270,10 @@ static void draw_run(uint64_t seed, uint64_t *n, struct config *c)
     c->cluster.servers = 1 + draw(seed, n) % 256;
     c->cluster.cache_rows = draw(seed, n) % 4000000001;
     c->cluster.transport = draw(seed, n) % 2;
+    c->cluster.device = draw(seed, n) % 2;
+    c->device.precision = draw(seed, n) % 3;
+    if (c->cluster.device == DEVICE_CPU && c->device.precision == PRECISION_TF32)
+        c->device.precision = PRECISION_FP32;
     c->cluster.threads = 1 + draw(seed, n) % 64;
     c->cluster.server_threads = 1 + draw(seed, n) % 64;
     c->cluster.prefetch = 1 + draw(seed, n) % 16;

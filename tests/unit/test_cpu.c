@@ -1,6 +1,7 @@
 /* The CPU device: loss, rows, bytes, order, memory. Layers: test_cpu_linear.c, interaction:
  * test_cpu_interact.c, sums: test_cpu_sums.c, updates: test_cpu_update.c. */
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -174,13 +175,21 @@ static void gather_fills_all_vectors_but_the_first(void **state)
 
 /* --- order ---------------------------------------------------------------------------------- */
 
-enum { TASKS = 100 };
+enum { TASKS = 100, SPINS = 1 << 24 /* far more than it ever takes */ };
 
 struct tasks {
+    uint32_t n;
     uint32_t done[TASKS];     /* written by whoever has the task: a race shows */
-    uint32_t fail_from;       /* these and every third after fail              */
-    atomic_uint wrong;
+    uint32_t fail_from;       /* this and every third after it fail            */
+    atomic_uint later, wrong; /* failures after it so far                      */
 };
+
+/* With as many later failures begun as there are lanes, one has been told: its lane went on. */
+static void be_late(struct tasks *t)
+{
+    if (t->fail_from + 3 * dev->lanes >= t->n) return; /* not so many */
+    for (uint32_t i = 0; i < SPINS && atomic_load(&t->later) < dev->lanes; i++) sched_yield();
+}
 
 static enum st count_task(void *ctx, uint32_t lane, uint32_t task)
 {
@@ -191,6 +200,10 @@ static enum st count_task(void *ctx, uint32_t lane, uint32_t task)
     }
     t->done[task]++;
     if (task < t->fail_from || (task - t->fail_from) % 3 != 0) return ST_OK;
+    if (task == t->fail_from)
+        be_late(t);
+    else
+        atomic_fetch_add(&t->later, 1);
     return task == t->fail_from ? ST_DATA : ST_NOMEM;
 }
 
@@ -198,7 +211,7 @@ static void parallel_runs_each_task_once_and_tells_the_first_failure(void **stat
 {
     for (uint32_t n = 0; n <= TASKS; n++)
         for (uint32_t fail_from = 0; fail_from <= TASKS; fail_from += 5) {
-            struct tasks t = {.fail_from = fail_from};
+            struct tasks t = {.n = n, .fail_from = fail_from};
             assert_int_equal(dev->ops->parallel(dev, n, count_task, &t),
                              fail_from < n ? ST_DATA : ST_OK);
             assert_int_equal(atomic_load(&t.wrong), 0);
