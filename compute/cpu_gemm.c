@@ -69,9 +69,10 @@ INLINE vec spread(float v)
 INLINE void step(uint32_t rows, bool by_row, const float *const *q, size_t lda, uint32_t k,
                  const float *b, vec acc[ROWS][2])
 {
-    vec b0 = *(const loose *)(b + (size_t)k * WIDTH), b1 = *(const loose *)(b + (size_t)k * WIDTH + VEC);
-    __builtin_prefetch(b + (size_t)(k + AHEAD) * WIDTH);
-    __builtin_prefetch(b + (size_t)(k + AHEAD) * WIDTH + VEC);
+    const float *bk = b + (size_t)k * WIDTH;
+    vec b0 = *(const loose *)bk, b1 = *(const loose *)(bk + VEC);
+    __builtin_prefetch(bk + AHEAD * WIDTH);
+    __builtin_prefetch(bk + AHEAD * WIDTH + VEC);
 #pragma GCC unroll 14
     for (uint32_t i = 0; i < rows; i++) {
         vec a = spread(by_row ? q[i / 3][i % 3 * lda + k] : q[0][(size_t)k * STRIDE + i]);
