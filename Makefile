@@ -166,6 +166,7 @@ $(CUDA_TESTS): $B/%: $E/%.o $(SUPPORT) $E/cuda.a $B/lib.a ; $(LINK)
 
 # --- tests ----------------------------------------------------------------------------------
 check: $(TESTS) $(PROGRAMS)
+	$(Q)$(if $(SAN)$(BUG)$(filter emulated,$(CUDA)),,$(MAKE) --no-print-directory CUDA=emulated all)
 	$(Q)tests/run $B $(BIN)
 
 # The whole matrix (I1); tests/run has the quick one.
