@@ -11,8 +11,8 @@
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
 #   make sanitize                            the tests where sanitizers have most to see
 #   make BUG=name                            a build with a planted bug, in build/bug-name/
-#   make CUDA=nvcc|none|emulated             GPUs: with nvcc where it is found; not at all; or the same
-#                                            code with CUDA on the CPU, in build/emulated/
+#   make CUDA=nvcc|none|emulated             GPUs: with nvcc, where it is found; not at all; or
+#                                            CUDA on the CPU, in build/emulated/
 #   CI=1: warnings are errors.  V=1: show commands.
 
 .DEFAULT_GOAL := all
@@ -46,7 +46,7 @@ CUDA_HOME ?= /usr/local/cuda
 NVCC    := $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA    ?= $(if $(NVCC),nvcc,none)
 $(if $(filter nvcc none emulated,$(CUDA)),,$(error CUDA is nvcc, none or emulated, not $(CUDA)))
-$(if $(filter nvcc,$(CUDA)),$(if $(NVCC),,$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin)))
+$(if $(filter nvcc,$(CUDA)$(NVCC)),$(error CUDA=nvcc: no nvcc in PATH or in $(CUDA_HOME)/bin))
 E       := build/$(if $(SAN),$(SAN)-)emulated
 O       := $(if $(filter emulated,$(CUDA)),$E,build/$(or $(SAN),release))
 B       := $(if $(BUG),build/bug-$(BUG),$O)
@@ -63,10 +63,10 @@ CFLAGS  := -std=c11 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_POSIX_C_
 # -fno-math-errno: sqrtf becomes one instruction; no result changes. -Wno-psabi: how wide vectors are
 # passed differs between machines; none is passed from one file to another.
 CFLAGS_compute := -O3 -fno-math-errno -Wno-psabi -march=$(or $(MARCH),native)
-# sm_80 (A100), sm_90 (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
+# sm_80 (A100), sm_90a (H100, H200); newer ones compile the PTX when they load it. -fmad=false: as
 # -ffp-contract=off. --ftz, --prec-*: IEEE, as they are by default.
 NVCCFLAGS := -std=c++17 -O3 -fmad=false -lineinfo \
-           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+           -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
            -gencode arch=compute_90,code=compute_90 -Xcompiler -fno-omit-frame-pointer \
            $(if $(CI),-Werror all-warnings)
 CUDA_ROOT = $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
@@ -152,7 +152,8 @@ $B/lib.a: $(OBJ)
 $E/cuda.a: $(call object,$E,$(EMULATED) compute/device.c)
 	$(Q)rm -f $@; ar qcs $@ $^
 
-LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
+LINK = @mkdir -p $(@D); $(if $(V),,echo "  LD $@";) \
+    $(CC) $(CFLAGS) $^ $(EXTRA_LIBS) $(LDLIBS) $(CUDA_LIB_$(CUDA)) -o $@
 $(BIN)/chanter: $O/launch/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-oracle: $O/oracle/main.o $B/lib.a ; $(LINK)
 $(BIN)/chanter-embserver: $O/embserver/main.o $B/lib.a ; $(LINK)
@@ -165,6 +166,7 @@ $(CUDA_TESTS): $B/%: $E/%.o $(SUPPORT) $E/cuda.a $B/lib.a ; $(LINK)
 
 # --- tests ----------------------------------------------------------------------------------
 check: $(TESTS) $(PROGRAMS)
+	$(Q)$(if $(SAN)$(BUG)$(filter emulated,$(CUDA)),,$(MAKE) --no-print-directory CUDA=emulated all)
 	$(Q)tests/run $B $(BIN)
 
 # The whole matrix (I1); tests/run has the quick one.

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* --- failures --------------------------------------------------------------------------------- */
+/* --- failures ------------------------------------------------------------------------------- */
 
 enum st cuda_fails(struct cuda_device *d, const char *name, const char *what)
 {
@@ -20,8 +20,8 @@ enum st cuda_fails(struct cuda_device *d, const char *name, const char *what)
     }
     if (d->failed) return ST_DEVICE;
     d->failed = true;
-    return log_fail(ST_DEVICE, "cuda device", "%s: %s; look at nvidia-smi and the system's log, and "
-                    "start again: training goes on from the newest snapshot", name, what);
+    return log_fail(ST_DEVICE, "cuda device", "%s: %s; look at nvidia-smi and the system's log, "
+                    "and start again: training goes on from the newest snapshot", name, what);
 }
 
 enum st cuda_said(struct cuda_device *d, cudaError_t e, const char *name)
@@ -40,7 +40,7 @@ enum st cuda_bind(struct cuda_device *d)
     return st;
 }
 
-/* --- memory ------------------------------------------------------------------------------------- */
+/* --- memory --------------------------------------------------------------------------------- */
 
 static enum st no_memory(struct cuda_device *d, cudaError_t e, const char *name, size_t bytes,
                          const char *advice)
@@ -113,7 +113,7 @@ static size_t cuda_free_bytes(struct device *dev)
     return left;
 }
 
-/* --- waiting -------------------------------------------------------------------------------------- */
+/* --- waiting -------------------------------------------------------------------------------- */
 
 /* Lanes have joined `compute`, which waits for all that `in` brings. A mark's event may have been
  * recorded again for a later mark: then it stands for more than was asked for. */
@@ -152,7 +152,7 @@ static enum st cuda_fault_of(struct device *dev, struct device_fault *out)
 err: return st;
 }
 
-/* --- lanes ---------------------------------------------------------------------------------------- */
+/* --- lanes ---------------------------------------------------------------------------------- */
 
 cudaStream_t cuda_stream_of(struct cuda_device *d, uint32_t lane)
 {
@@ -198,10 +198,10 @@ static enum st cuda_parallel(struct device *dev, uint32_t n_tasks, device_task *
 err: return st;
 }
 
-/* --- repeating ------------------------------------------------------------------------------------ */
+/* --- repeating ------------------------------------------------------------------------------ */
 
-/* The first time runs as it is: it loads kernels, chooses products and makes scratch memory, none of
- * which can be recorded. The second time is recorded. */
+/* The first time runs as it is: it loads kernels, chooses products and makes scratch memory, none
+ * of which can be recorded. The second time is recorded. */
 struct repeated {
     enum { REPEAT_RECORD, REPEAT_LAUNCH, REPEAT_DIRECTLY } next;
     cudaGraphExec_t exec;
@@ -272,7 +272,7 @@ static void cuda_graph_free(struct device *dev, void *graph)
     mem_free(r);
 }
 
-/* --- the table -------------------------------------------------------------------------------------- */
+/* --- the table ------------------------------------------------------------------------------ */
 
 void cuda_own_calls(struct device_ops *ops)
 {

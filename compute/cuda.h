@@ -80,14 +80,14 @@ static inline struct cuda_device *cuda_of(struct device *d)
     return (struct cuda_device *)d;
 }
 
-/* --- cuda_open.c -------------------------------------------------------------------------------- */
+/* --- cuda_open.c ---------------------------------------------------------------------------- */
 
 /* ST_CONFIG, logged: no GPU that can be used. */
 MUST_USE enum st cuda_open(const struct device_cfg *cfg, struct device **out);
 MUST_USE enum st cuda_open_tuned(const struct device_cfg *cfg, const struct cuda_tuning *tuning,
                                  struct device **out);
 
-/* --- cuda.c ----------------------------------------------------------------------------------- */
+/* --- cuda.c --------------------------------------------------------------------------------- */
 
 /* The device of this thread's calls: before anything is put on a stream. */
 enum st cuda_bind(struct cuda_device *d);
@@ -105,7 +105,7 @@ cudaStream_t cuda_stream_of(struct cuda_device *d, uint32_t lane);
 enum st cuda_wait(struct device *d, uint64_t mark);
 void cuda_own_calls(struct device_ops *ops);     /* fills in alloc .. fault                  */
 
-/* --- cuda_stage.c ------------------------------------------------------------------------------- */
+/* --- cuda_stage.c --------------------------------------------------------------------------- */
 
 enum st stage_open(struct cuda_device *d, struct stage *s, size_t bytes);
 void stage_close(struct stage *s);      /* after cuda_wait; what was opened of it */
@@ -127,7 +127,7 @@ struct stage_list { const void *host; size_t bytes; const void *dev; };
 enum st stage_lists(struct cuda_device *d, struct stage_list *list, uint32_t n,
                     struct stage_piece **out);
 
-/* --- cuda_product.c -------------------------------------------------------------------------------- */
+/* --- cuda_product.c ------------------------------------------------------------------------- */
 
 /* D (m,n) = op(A) (m,k) op(B) (k,n), columns first, then the epilogue. Compared as bytes: no
  * padding, no member left out. */
@@ -149,7 +149,7 @@ enum st product_run(struct cuda_device *d, uint32_t lane, const struct cuda_shap
 /* Does this shape's fused ReLU let NaN through, as I5 wants it? */
 enum st product_keeps_nan(struct cuda_device *d, const struct cuda_shape *shape, bool *out);
 
-/* --- the rest of struct device_ops ----------------------------------------------------------------- */
+/* --- the rest of struct device_ops ---------------------------------------------------------- */
 
 void cuda_move_calls(struct device_ops *ops);    /* cuda_move.c: copy_in .. rows_copy        */
 void cuda_kernel_calls(struct device_ops *ops);  /* cuda_calls.c: gather .. dense_update     */

@@ -1,12 +1,12 @@
-/* compute/cuda_calls.c - device calls that are one kernel each: their host arrays go through staging
- * memory, everything else is passed on. */
+/* compute/cuda_calls.c - device calls that are one kernel each: their host arrays go through
+ * staging memory, everything else is passed on. */
 #include <string.h>
 
 #include "base/check.h"
 #include "base/tree.h"
 #include "compute/cuda.h"
 
-/* --- one slice ------------------------------------------------------------------------------------ */
+/* --- one slice ------------------------------------------------------------------------------ */
 
 static enum st gather(struct device *dev, uint32_t lane, uint32_t B, uint32_t F, uint32_t D,
                       const float *table, uint32_t stride, const uint32_t *slot, float *t)
@@ -36,7 +36,7 @@ static enum st bce(struct device *dev, uint32_t lane, uint32_t B, const float *l
     return CUDA(d, cuda_bce, (cuda_stream_of(d, lane), B, logit, label, scale, dlogit, loss, prob));
 }
 
-/* --- sums ----------------------------------------------------------------------------------------- */
+/* --- sums ----------------------------------------------------------------------------------- */
 
 static struct stage_list begins(const struct seg_list *s)
 {
@@ -96,7 +96,7 @@ static enum st dense_sum(struct device *dev, const float *const *part, const uin
 err: return st;
 }
 
-/* --- updates -------------------------------------------------------------------------------------- */
+/* --- updates -------------------------------------------------------------------------------- */
 
 static struct cuda_opt opt_of(const struct opt_step *o)
 {

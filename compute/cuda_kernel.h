@@ -39,8 +39,8 @@
 #define COPY_ASYNC(to, from, bytes) emu_copy_async(to, from, bytes)
 #define COPY_COMMIT() emu_copy_commit()
 #define COPY_WAIT(n) emu_copy_wait(n)
-/* Not for speed: gcc 12 makes `if (c) sum += x` in a vectorized loop `sum += c ? x : 0`, which turns
- * -0 into 0. */
+/* Not for speed: gcc 12 makes `if (c) sum += x` in a vectorized loop `sum += c ? x : 0`, and -0
+ * becomes 0. */
 #define UNROLL _Pragma("GCC unroll 64")
 #define UNROLL_NOT
 
@@ -91,8 +91,8 @@ HOST uint32_t quads_of(uint32_t width)
     return ceil_div(width, 4);
 }
 
-/* Are rows of `width` floats from p on, `stride` apart, whole quads at 16-byte addresses? For p NULL
- * as far as it goes: yes. */
+/* Are rows of `width` floats from p on, `stride` apart, whole quads at 16-byte addresses? NULL is
+ * such an address. */
 HOST int is_by4(const void *p, size_t stride, uint32_t width)
 {
     return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && width % 4 == 0;

@@ -7,10 +7,10 @@
  *   dw       dw^T (K,N) = x^T (K,B)     (dy^T (N,B))^T
  *   dx       dx^T (K,B) = w^T (K,N)      dy^T (N,B)
  *
- * bf16: factors are narrowed into scratch memory of the lane, rows padded with zeros to multiples of
- * 8 numbers, where 16-byte loads and tensor cores want them; weights by `prepare`. Sums and results
- * are f32. tf32: factors as they are, rounded by the tensor cores. The layer with one output is f32
- * always: it is bound by memory. */
+ * bf16: factors are narrowed into scratch memory of the lane, rows padded with zeros to multiples
+ * of 8 numbers, where 16-byte loads and tensor cores want them; weights by `prepare`. Sums and
+ * results are f32. tf32: factors as they are, rounded by the tensor cores. The layer with one
+ * output is f32 always: it is bound by memory. */
 #include <stdint.h>
 
 #include "base/check.h"
@@ -28,7 +28,7 @@ static bool narrows(const struct cuda_device *d, uint32_t N)
     return d->precision == PRECISION_BF16 && N > 1;
 }
 
-/* --- scratch memory of a lane --------------------------------------------------------------------- */
+/* --- scratch memory of a lane --------------------------------------------------------------- */
 
 static size_t scratch_size(size_t n, size_t item)
 {
@@ -67,7 +67,7 @@ static enum st scratch_of(struct cuda_device *d, uint32_t lane, size_t B, uint32
     return ST_OK;
 }
 
-/* --- factors -------------------------------------------------------------------------------------- */
+/* --- factors -------------------------------------------------------------------------------- */
 
 /* A row-major matrix as a factor: rows of it are `ld` items apart. */
 struct matrix { const void *p; uint32_t ld; bool bf16; };
@@ -102,7 +102,7 @@ static struct cuda_shape shape_of(struct matrix a, struct matrix b, const float 
     };
 }
 
-/* --- weights -------------------------------------------------------------------------------------- */
+/* --- weights -------------------------------------------------------------------------------- */
 
 static size_t weight_floats(struct device *dev, uint32_t K, uint32_t N)
 {
@@ -133,7 +133,7 @@ static enum st prepare(struct device *dev, uint32_t lane, const struct linear *l
     return narrow(d, lane, l->N, l->K, l->w, l->K, l->prepared, &w);
 }
 
-/* --- forward -------------------------------------------------------------------------------------- */
+/* --- forward -------------------------------------------------------------------------------- */
 
 /* The epilogue that does bias and ReLU as we want them, if there is one. */
 static enum st choose_epilogue(struct cuda_device *d, const struct linear *l, struct cuda_shape *s)
@@ -172,7 +172,7 @@ static enum st forward(struct device *dev, uint32_t lane, uint32_t B, const stru
 err: return st;
 }
 
-/* --- backward ------------------------------------------------------------------------------------- */
+/* --- backward ------------------------------------------------------------------------------- */
 
 static enum st weight_gradient(struct cuda_device *d, uint32_t lane, uint32_t B,
                                const struct linear *l, struct matrix x, struct matrix dy,

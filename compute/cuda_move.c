@@ -10,7 +10,7 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* --- in ------------------------------------------------------------------------------------------- */
+/* --- in ------------------------------------------------------------------------------------- */
 
 static enum st copy_in(struct device *dev, void *to, const void *host, size_t bytes)
 {
@@ -57,7 +57,7 @@ static enum st rows_put(struct device *dev, float *table, uint32_t stride, const
 err: return st;
 }
 
-/* --- out ------------------------------------------------------------------------------------------ */
+/* --- out ------------------------------------------------------------------------------------ */
 
 /* The mark of what `out` was given so far, which waits for what `compute` was given before. */
 static enum st give_mark(struct cuda_device *d, uint64_t *mark)
@@ -69,8 +69,8 @@ static enum st give_mark(struct cuda_device *d, uint64_t *mark)
     return ST_OK;
 }
 
-/* `compute` was given what fills a piece with `bytes` for `host`: send it there, behind the caller's
- * back when `later`. */
+/* `compute` was given what fills a piece with `bytes` for `host`: send it there; `later`, without
+ * waiting for it. */
 static enum st fetch(struct cuda_device *d, struct stage_piece *p, size_t bytes, void *host,
                      bool later)
 {
@@ -129,7 +129,7 @@ static enum st rows_get(struct device *dev, const float *table, uint32_t stride,
 err: return st;
 }
 
-/* --- on the GPU ------------------------------------------------------------------------------------ */
+/* --- on the GPU ----------------------------------------------------------------------------- */
 
 static enum st rows_copy(struct device *dev, const float *from, uint32_t from_stride,
                          const uint32_t *from_slot, uint32_t n, float *to, uint32_t to_stride,

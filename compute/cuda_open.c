@@ -8,7 +8,7 @@ static const struct cuda_tuning TUNING = {(size_t)64 << 20, (size_t)32 << 20};
 
 enum { OLDEST_MAJOR = 8 }; /* compute capability 8.0: bf16, tf32, copies into shared memory */
 
-/* --- giving back ---------------------------------------------------------------------------------- */
+/* --- giving back ---------------------------------------------------------------------------- */
 
 /* Failures of a device that is given up were said before, or tell nobody anything. */
 static void stream_close(cudaStream_t s)
@@ -49,7 +49,7 @@ static void cuda_close(struct device *dev)
     mem_free(d);
 }
 
-/* --- making --------------------------------------------------------------------------------------- */
+/* --- making --------------------------------------------------------------------------------- */
 
 static enum st stream_open(struct cuda_device *d, cudaStream_t *s)
 {
@@ -108,7 +108,7 @@ static enum st parts_open(struct cuda_device *d)
 err: return st;
 }
 
-/* --- which GPU ------------------------------------------------------------------------------------ */
+/* --- which GPU ------------------------------------------------------------------------------ */
 
 static enum st no_gpu(const char *why)
 {

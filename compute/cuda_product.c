@@ -29,7 +29,7 @@ static enum st blas_said(struct cuda_device *d, cublasStatus_t s, const char *na
     return s == CUBLAS_STATUS_SUCCESS ? ST_OK : cuda_fails(d, name, cublasLtGetStatusString(s));
 }
 
-/* --- choosing ------------------------------------------------------------------------------------- */
+/* --- choosing ------------------------------------------------------------------------------- */
 
 static void forget(struct cuda_product *p)
 {
@@ -82,7 +82,8 @@ static enum st describe(struct cuda_device *d, struct cuda_product *p)
 err: return st;
 }
 
-static enum st prefer(struct cuda_device *d, const struct cuda_shape *s, cublasLtMatmulPreference_t to)
+static enum st prefer(struct cuda_device *d, const struct cuda_shape *s,
+                      cublasLtMatmulPreference_t to)
 {
     const struct { cublasLtMatmulPreferenceAttributes_t attr; uint32_t value; } set[] = {
         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE},
@@ -124,7 +125,7 @@ err_wish: (void)cublasLtMatmulPreferenceDestroy(wish);
 err:      return st;
 }
 
-/* --- running -------------------------------------------------------------------------------------- */
+/* --- running -------------------------------------------------------------------------------- */
 
 static enum st multiply(struct cuda_device *d, struct cuda_product *p, struct cuda_factors f,
                         void *workspace, cudaStream_t s)
@@ -137,7 +138,7 @@ static enum st multiply(struct cuda_device *d, struct cuda_product *p, struct cu
 err: return st;
 }
 
-/* --- does a fused ReLU keep NaN? -------------------------------------------------------------------- */
+/* --- does a fused ReLU keep NaN? ------------------------------------------------------------ */
 
 /* cuBLASLt does not say, and algorithms may differ. So each one that is chosen is tried: factors
  * that are all NaN have to give a result that is. Otherwise a broken number would become 0 and stop
@@ -198,7 +199,7 @@ err:
     return st;
 }
 
-/* --- one product for each shape ------------------------------------------------------------------- */
+/* --- one product for each shape ------------------------------------------------------------- */
 
 static enum st product_add(struct cuda_device *d, const struct cuda_shape *shape,
                            struct cuda_product **out)

@@ -17,7 +17,7 @@ static size_t rounded(size_t bytes)
     return (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
 }
 
-/* --- opening -------------------------------------------------------------------------------------- */
+/* --- opening -------------------------------------------------------------------------------- */
 
 static void memory_close(struct stage *s)
 {
@@ -64,7 +64,7 @@ size_t stage_cut(const struct stage *s)
     return s->bytes / CUTS;
 }
 
-/* --- pieces --------------------------------------------------------------------------------------- */
+/* --- pieces --------------------------------------------------------------------------------- */
 
 static enum st give_back_oldest(struct cuda_device *d, struct stage *s)
 {
@@ -139,7 +139,7 @@ enum st stage_fetch(struct cuda_device *d, struct stage_piece *p, size_t bytes, 
 err: return st;
 }
 
-/* --- lists ---------------------------------------------------------------------------------------- */
+/* --- lists ---------------------------------------------------------------------------------- */
 
 enum st stage_lists(struct cuda_device *d, struct stage_list *list, uint32_t n,
                     struct stage_piece **out)

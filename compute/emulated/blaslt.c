@@ -1,6 +1,6 @@
-/* compute/emulated/blaslt.c - matrix products with the meaning that cuBLASLt gives them: column-major
- * matrices, op(A) (m,k) times op(B) (k,n) into D (m,n), an epilogue on top. Each sum runs in
- * ascending k. What real algorithms rely on is checked: shapes that fit, pointers aligned as was
+/* compute/emulated/blaslt.c - matrix products with the meaning that cuBLASLt gives them:
+ * column-major matrices, op(A) (m,k) times op(B) (k,n) into D (m,n), an epilogue on top. Each sum
+ * runs in ascending k. What real algorithms rely on is checked: shapes that fit, pointers aligned as was
  * promised when the algorithm was chosen, and that it was chosen for this very product. */
 #include <math.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ const char *cublasLtGetStatusString(cublasStatus_t s)
     return "another status";
 }
 
-/* --- objects ------------------------------------------------------------------------------------- */
+/* --- objects -------------------------------------------------------------------------------- */
 
 static cublasStatus_t create(const char *name, void **out, const void *value, size_t bytes)
 {
@@ -178,7 +178,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return end(CUBLAS_STATUS_INVALID_VALUE);
 }
 
-/* --- products ------------------------------------------------------------------------------------ */
+/* --- products ------------------------------------------------------------------------------- */
 
 static bool choose(const struct emu_product *d, const struct emu_layout *a,
                    const struct emu_layout *b, const struct emu_layout *out, struct choice *c)

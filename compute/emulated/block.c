@@ -1,5 +1,5 @@
-/* compute/emulated/block.c - threads of a block as fibers: each has a stack of its own and gives way
- * at barriers only. A kernel whose threads never wait needs none: its threads are plain calls.
+/* compute/emulated/block.c - threads of a block as fibers: each has its own stack and gives way at
+ * barriers only. A kernel whose threads never wait needs none: its threads are plain calls.
  *
  * A team is the fibers of one block at a time. Teams are static, so that a launch allocates
  * nothing, and only their touched pages are real. A fiber lives for one launch: it runs its thread

@@ -2,11 +2,11 @@
  * on the CPU. Names, types and meanings are NVIDIA's; only what is used is here. Not a GPU: nothing
  * is fast, and no two kernels overlap in time.
  *
- * What it is for: every asynchronous call is put on its stream's queue and carried out later, in one
- * of the orders that streams and events allow, drawn from a seed. A copy reads host memory when it
- * is carried out, not when it is asked for. So an event wait that is missing, or memory that is used
- * again too early, becomes a wrong result for some seed. What CUDA calls undefined (a pageable host
- * pointer in an asynchronous copy, a pointer outside of its allocation, freeing what a copy still
+ * What it is for: every asynchronous call is put on its stream's queue and carried out later, in
+ * one of the orders that streams and events allow, drawn from a seed. A copy reads host memory when
+ * it is carried out, not when it is asked for. So an event wait that is missing, or memory that is
+ * used again too early, becomes a wrong result for some seed. What CUDA calls undefined (a pageable
+ * host pointer in an asynchronous copy, a pointer outside of its allocation, freeing what a copy still
  * uses) is reported and aborts. Any thread. */
 #ifndef CHANTER_COMPUTE_EMULATED_CUDA_H
 #define CHANTER_COMPUTE_EMULATED_CUDA_H
@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* --- runtime ------------------------------------------------------------------------------------ */
+/* --- runtime -------------------------------------------------------------------------------- */
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -86,7 +86,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
-/* --- cuBLASLt ------------------------------------------------------------------------------------- */
+/* --- cuBLASLt ------------------------------------------------------------------------------- */
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -166,7 +166,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
                               const cublasLtMatmulAlgo_t *algo, void *workspace,
                               size_t workspace_bytes, cudaStream_t s);
 
-/* --- kernels ---------------------------------------------------------------------------------------- */
+/* --- kernels -------------------------------------------------------------------------------- */
 
 /* Put a kernel on stream `s`: body(args) when its turn comes. `args` is copied, 16-byte aligned. */
 cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *args, size_t bytes);
@@ -174,7 +174,7 @@ cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *ar
 void emu_check_launch(uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                       uint32_t block_y, uint32_t block_z, size_t shared_bytes);
 
-/* --- for tests ---------------------------------------------------------------------------------------- */
+/* --- for tests ------------------------------------------------------------------------------ */
 
 /* Orders are drawn from this seed from now on; before, from the environment's CHANTER_EMU_SEED, or
  * 1. A third of all seeds carries nothing out before something waits for it, a third everything at

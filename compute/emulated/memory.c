@@ -1,6 +1,6 @@
-/* compute/emulated/memory.c - devices, their memory and copies. "Device" and pinned memory are pages
- * of this process, in a table of allocations, so that a copy can tell which is which. New memory is
- * full of NaN: what is read before it is written shows. An allocation ends at a page that cannot be
+/* compute/emulated/memory.c - devices, their memory and copies. "Device" and pinned memory are
+ * pages of this process, in a table of allocations, so that a copy can tell which is which. New
+ * memory is full of NaN: what is read before it is written shows. An allocation ends at a page that cannot be
  * touched, and becomes one when it is freed: addresses are not used again. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static void check_range(const char *what, const void *p, size_t bytes, bool devi
                    device ? "device" : "host");
 }
 
-/* --- devices ------------------------------------------------------------------------------------- */
+/* --- devices -------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -82,7 +82,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return emu_end(cudaSuccess);
 }
 
-/* --- allocations --------------------------------------------------------------------------------- */
+/* --- allocations ---------------------------------------------------------------------------- */
 
 static cudaError_t add(void **out, size_t bytes, bool device)
 {
@@ -150,7 +150,7 @@ cudaError_t cudaFreeHost(void *p)
     return give_back(__func__, p, false);
 }
 
-/* --- copies -------------------------------------------------------------------------------------- */
+/* --- copies --------------------------------------------------------------------------------- */
 
 struct copy { char *to; const char *from; size_t bytes; int value; };
 
@@ -194,7 +194,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
     return emu_end(add_copy(s, "set", (struct copy){p, NULL, bytes, value}));
 }
 
-/* --- kernels ------------------------------------------------------------------------------------- */
+/* --- kernels -------------------------------------------------------------------------------- */
 
 cudaError_t emu_enqueue(cudaStream_t s, void (*body)(void *args), const void *args, size_t bytes)
 {

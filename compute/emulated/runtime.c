@@ -45,7 +45,7 @@ _Noreturn void emu_misuse(const char *fmt, ...)
     abort();
 }
 
-/* --- random numbers and counters -------------------------------------------------------------- */
+/* --- random numbers and counters ------------------------------------------------------------ */
 
 uint64_t emu_random(void) /* xorshift64* */
 {
@@ -179,7 +179,7 @@ const char *cudaGetErrorString(cudaError_t e)
     }
 }
 
-/* --- records ------------------------------------------------------------------------------------ */
+/* --- records -------------------------------------------------------------------------------- */
 
 void emu_record(int on)
 {
@@ -210,7 +210,7 @@ static void record(const struct emu_stream *s, const char *kind, uint32_t call)
     records[n_records++] = (struct emu_record){s->number, call, kind};
 }
 
-/* --- carrying out ------------------------------------------------------------------------------- */
+/* --- carrying out --------------------------------------------------------------------------- */
 
 void emu_run_work(const struct emu_stream *s, const struct emu_work *work, uint32_t call)
 {
@@ -275,7 +275,7 @@ static bool overlaps(const char *p, size_t bytes, const char *q, size_t q_bytes)
     return q != NULL && q < p + bytes && p < q + q_bytes;
 }
 
-/* After a call that was made to fail, a wait among them, nobody can know: then the caller is right. */
+/* After a call that was made to fail, which may have been a wait, the caller is always right. */
 bool emu_copy_pending(const char *p, size_t bytes)
 {
     if (failed > 0) return false;
@@ -306,7 +306,7 @@ cudaError_t emu_add(struct emu_stream *s, struct emu_work work)
     return cudaSuccess;
 }
 
-/* --- streams -------------------------------------------------------------------------------------- */
+/* --- streams -------------------------------------------------------------------------------- */
 
 struct emu_stream *emu_check_stream(struct emu_stream *s)
 {
@@ -357,7 +357,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     return emu_end(cudaSuccess);
 }
 
-/* --- events ------------------------------------------------------------------------------------- */
+/* --- events --------------------------------------------------------------------------------- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {

@@ -331,7 +331,8 @@ struct shifted_run { uint32_t lane; struct layer a[N_MODEL]; };
 static void *run_layers(void *arg)
 {
     struct shifted_run *r = arg;
-    for (int i = 0; i < N_MODEL; i++) layer_run(&r->a[i], r->lane);
+    for (uint32_t i = 0; i < N_MODEL; i++)
+        layer_run(&r->a[(i + 3 * r->lane) % N_MODEL], r->lane); /* beside other layers */
     return NULL;
 }
 
@@ -425,12 +426,12 @@ static struct device *open_bf16(void)
 
 static void bf16_layers_agree_within_their_rounding(void **state)
 {
-    static const uint32_t SIZE[] = {2, 13, 48, 100};
+    static const uint32_t BATCH[] = {1, 17, 64}, SIZE[] = {2, 13, 48, 100};
     struct device *d = open_bf16();
     if (d == NULL) skip();
-    for (uint32_t i = 0; i < 4 * 4 * 3; i++) {
-        uint32_t B = i / 16 == 0 ? 1 : i / 16 == 1 ? 17 : 64, K = SIZE[i % 4], N = SIZE[i / 4 % 4];
-        struct layer a = layer_on(d, B, K, N, N + i % 2 * 3, i % 2, 0);
+    for (uint32_t i = 0; i < 4 * 4 * 3 * 2; i++) {
+        uint32_t B = BATCH[i / 16 % 3], K = SIZE[i % 4], N = SIZE[i / 4 % 4];
+        struct layer a = layer_on(d, B, K, N, N + i / 48 * 3, i % 2, 0);
         run_and_check(&a, BF16);
     }
     device_close(d);

@@ -1,4 +1,4 @@
-/* The emulation of a block's threads: it does what CUDA promises, and finds what breaks its rules. */
+/* The emulation of a block's threads: does what CUDA promises, and finds what breaks its rules. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

@@ -48,7 +48,7 @@ static int stop(void **state)
     return emu_live() == 0 && mem_live() == 0 ? 0 : -1;
 }
 
-/* --- opening and memory ----------------------------------------------------------------------------- */
+/* --- opening and memory --------------------------------------------------------------------- */
 
 static void without_a_gpu_it_says_so(void **state)
 {
@@ -105,7 +105,7 @@ static void running_out_of_memory_is_said_and_ends_nothing(void **state)
     device_close(d);
 }
 
-/* --- marks --------------------------------------------------------------------------------------------- */
+/* --- marks ---------------------------------------------------------------------------------- */
 
 static void a_mark_waits_for_its_copy_and_no_mark_for_all(void **state)
 {
@@ -141,7 +141,7 @@ static void a_mark_waits_for_its_copy_and_no_mark_for_all(void **state)
     device_close(d);
 }
 
-/* --- graphs ---------------------------------------------------------------------------------------------- */
+/* --- graphs --------------------------------------------------------------------------------- */
 
 enum { TASKS = 5 };
 
@@ -230,7 +230,7 @@ static void what_cannot_be_recorded_is_issued_each_time(void **state)
     work_close(&w);
 }
 
-/* --- tasks ---------------------------------------------------------------------------------------------- */
+/* --- tasks ---------------------------------------------------------------------------------- */
 
 struct tasks { uint32_t ran, lanes; enum st at_2, at_4; };
 
@@ -253,13 +253,14 @@ static void all_tasks_run_and_the_first_failure_is_returned(void **state)
     device_close(d);
 }
 
-/* --- the fault ------------------------------------------------------------------------------------------- */
+/* --- the fault ------------------------------------------------------------------------------ */
 
 static void a_gradient_that_is_not_finite_is_found_when_its_update_is_done(void **state)
 {
     struct device *d = must_open();
     struct opt_step o = {OPT_SGD, 1.0f, 0.0f};
-    float *table = d->ops->alloc(d, N * sizeof(*table)), *grad = d->ops->alloc(d, 4 * sizeof(*grad));
+    float *table = d->ops->alloc(d, N * sizeof(*table));
+    float *grad = d->ops->alloc(d, 4 * sizeof(*grad));
     float bad[4] = {1.0f, 1.0f, 1.0f, 0.0f}, got[4];
     uint32_t slot[2] = {3, 7};
     struct device_fault f;
@@ -279,7 +280,7 @@ static void a_gradient_that_is_not_finite_is_found_when_its_update_is_done(void 
     device_close(d);
 }
 
-/* --- failures -------------------------------------------------------------------------------------------- */
+/* --- failures ------------------------------------------------------------------------------- */
 
 /* A bit of everything that a trainer does, as far as it gets. */
 static enum st session(struct device *d, struct work *w, void **graph, float *host)

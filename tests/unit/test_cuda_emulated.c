@@ -176,7 +176,7 @@ static void what_waits_or_allocates_spoils_a_recording(void **state)
     assert_int_equal(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
 }
 
-/* --- misuse --------------------------------------------------------------------------------------- */
+/* --- misuse --------------------------------------------------------------------------------- */
 
 static void copy_from_the_stack(void)
 {

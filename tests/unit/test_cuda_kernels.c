@@ -50,7 +50,8 @@ static void check_move(uint32_t n, uint32_t width, uint32_t pad, size_t shift, i
     struct floats from = floats_random((size_t)cap * from_stride, shift, 1);
     struct floats to = floats_open((size_t)cap * to_stride, shift);
     struct floats want = floats_open((size_t)cap * to_stride, shift);
-    uint32_t *from_slot = mem_alloc(2 * (size_t)cap, sizeof(*from_slot)), *to_slot = from_slot + cap;
+    uint32_t *from_slot = mem_alloc(2 * (size_t)cap, sizeof(*from_slot));
+    uint32_t *to_slot = from_slot + cap;
     for (uint32_t i = 0; i < n; i++) {
         from_slot[i] = draw(2, i) % cap;
         to_slot[i] = 2 * (n - 1 - i) + 1;
@@ -189,6 +190,7 @@ static void samples_share_a_block_when_there_are_many(void **state)
     check_interact(1027, 3, 4, 0);   /* 4 a block, the last one not full */
     check_interact(515, 1, 5, 1);
     check_interact(800, 26, 16, 0);
+    check_interact(515, 66, 3, 0);   /* 2 a block, and two pieces of V each */
 }
 
 static void vectors_may_be_longer_and_more_than_shared_memory_holds(void **state)

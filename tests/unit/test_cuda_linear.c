@@ -279,7 +279,7 @@ static enum st forward_only(void *ctx)
     return t->d->ops->linear_forward(t->d, 0, t->B, &t->l, t->x, t->y, t->ldy);
 }
 
-/* A recorded step holds addresses of scratch memory; a larger batch, issued directly, makes more. */
+/* A recorded step holds addresses of scratch memory; a larger batch makes more of it. */
 static void scratch_memory_of_a_recorded_step_stays(void **state)
 {
     struct device *d = must_open(PRECISION_BF16);

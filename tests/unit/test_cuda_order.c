@@ -1,6 +1,6 @@
 /* The GPU's queues, with CUDA on the CPU: a script of calls, drawn from a seed, is run on the CPU
- * device and, in many of the orders that streams and events allow, on the CUDA device. All that comes
- * back has the same bits. Host memory that a call has read is overwritten as soon as it returns. */
+ * device and, in many of the orders that streams and events allow, on the CUDA device. All that
+ * comes back has the same bits. Host memory that a call has read is overwritten when it returns. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +64,7 @@ static void draw_slots(struct script *s, uint32_t n, uint32_t *slot)
     }
 }
 
-/* --- steps ------------------------------------------------------------------------------------ */
+/* --- steps ---------------------------------------------------------------------------------- */
 
 static void put_rows(struct script *s)
 {
@@ -119,7 +119,7 @@ static void copy_rows(struct script *s)
     memset(to, 0xFF, sizeof(to));
 }
 
-/* --- one slice: gather, in lanes, maybe recorded ------------------------------------------------- */
+/* --- one slice: gather, in lanes, maybe recorded -------------------------------------------- */
 
 static enum st slice(void *ctx, uint32_t lane, uint32_t task)
 {
@@ -147,7 +147,7 @@ static void gather(struct script *s)
         OK(s->d->ops->repeat(s->d, &s->graph, slices, s));
 }
 
-/* --- sums and updates ----------------------------------------------------------------------------- */
+/* --- sums and updates ----------------------------------------------------------------------- */
 
 static void sum_grads(struct script *s)
 {
@@ -204,7 +204,7 @@ static void update_dense(struct script *s)
     say(s, out, DENSE);
 }
 
-/* --- the whole --------------------------------------------------------------------------------- */
+/* --- the whole ------------------------------------------------------------------------------ */
 
 static void *zeros(struct script *s, size_t floats)
 {

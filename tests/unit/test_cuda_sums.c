@@ -133,7 +133,8 @@ static void a_row_may_be_used_by_every_sample_or_by_some_slices_only(void **stat
 
 static void long_rows_are_found_wherever_they_are(void **state)
 {
-    static const uint32_t AT[8] = {1, 1, 1, 1, 1, 1, 1, 66}, MOST[8] = {66, 66, 66, 66, 66, 66, 66, 1};
+    static const uint32_t AT[8] = {1, 1, 1, 1, 1, 1, 1, 66};
+    static const uint32_t MOST[8] = {66, 66, 66, 66, 66, 66, 66, 1};
     struct rows c = {3000, 1, 4, 0, 2, 100, 0};
     check_rows(&c, AT);
     c.n = 600;
