@@ -25,8 +25,8 @@ MODELS = {  # iterations of one timed window: 10 to 30 s of two cores
 }
 # Adagrad's first steps are of size learning rate whatever the gradient, so a rounding in a gradient
 # near 0 turns a whole step around. At 0.002 the losses of any two programs, in float64 too, part by
-# 1e-2 within 50 iterations; at these rates by 1e-5 or less, while tables that are not trained make a
-# difference of 1e-4 or more. Speed does not depend on the rate.
+# 1e-2 within 50 iterations; at these rates by about 1e-5 at most, while tables that are not trained
+# make a difference of 1e-4 or more. Speed does not depend on the rate.
 LEARNING_RATE = {"sgd": 0.05, "adagrad": 0.00004}
 COMMAND = {"embedded": "train", "launched": "launch"}
 QUICK = {"iterations": 10, "rounds": 1, "models": "A", "optimizers": "sgd"}
