@@ -206,9 +206,10 @@ $(BENCH_STEP): $(patsubst %,$O/%.o,bench/bench_step bench/step_case bench/step_p
 
 # --- beside PyTorch -------------------------------------------------------------------------
 PEER_VENV := build/peer-venv
+# Standard output is left to the results.
 bench-peer:
-	$(Q)$(MAKE) --no-print-directory deps PACKAGES="$(PACKAGES) $(PEER_PACKAGES)"
-	$(Q)$(MAKE) --no-print-directory all $(PEER_VENV)/ready
+	$(Q)$(MAKE) --no-print-directory deps PACKAGES="$(PACKAGES) $(PEER_PACKAGES)" >&2
+	$(Q)$(MAKE) --no-print-directory all $(PEER_VENV)/ready >&2
 	$(Q)bench/peer.py --bin $(BIN) --python $(PEER_VENV)/bin/python $(ARGS)
 $(PEER_VENV)/ready:
 	$(Q)rm -rf $(@D); mkdir -p build; python3 -m venv $(@D)

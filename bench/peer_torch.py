@@ -256,7 +256,7 @@ def main():
     ap.add_argument("--check", type=int, default=50, help="iterations whose losses must agree")
     ap.add_argument("--window", type=int, default=100, help="iterations of a timed window")
     ap.add_argument("--threads", type=int, default=2)
-    ap.add_argument("--tolerance", type=float, default=1e-4, help="relative, of a loss")
+    ap.add_argument("--tolerance", type=float, default=5e-5, help="relative, of a loss")
     args = ap.parse_args()
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     torch.set_num_threads(args.threads)
