@@ -4,6 +4,7 @@
 #   make run        install what is missing, build, train on the bundled sample as processes
 #   make test       install what is missing, build, run every test
 #   make check      the tests alone          make deps    the packages alone
+#   make bench-step a training step beside the machine's peak; ARGS="--quick" (docs/benchmarks.md)
 #   make bench-peer Chanter beside PyTorch; ARGS="--quick" (docs/benchmarks.md)
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
 #   make bugs       plant known bugs, one by one: the tests must find them
@@ -27,7 +28,7 @@ PEER_PACKAGES := python3-venv python3-dev g++
 PEER_WHEELS   := torch numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check sanitize matrix bugs bench-peer clean FORCE
+.PHONY: all deps run test check sanitize matrix bugs bench-step bench-peer clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -75,6 +76,7 @@ CUDA_LIB = $(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib))
 CUDA_LIB_nvcc = -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -ldl -lrt -lstdc++
 CUDA_DEF_emulated := -DCHANTER_CUDA -DCHANTER_CUDA_EMULATED
 CUDA_DEF_none :=
+CFLAGS_bench := $(CFLAGS_compute)
 INC     := -I. -I$(GEN)
 MPI_INC  = $(shell pkg-config --cflags ompi-c)
 MPI_LIB  = $(shell pkg-config --libs ompi-c)
@@ -170,6 +172,7 @@ $B/tests/gpu/emulated_pair: $(addprefix $E/,$(PAIR)) $(SUPPORT) $E/cuda.a $B/lib
 
 # --- tests ----------------------------------------------------------------------------------
 check: $(TESTS) $(PROGRAMS)
+	$(Q)$(if $(SAN)$(BUG)$(filter emulated,$(CUDA)),,$(MAKE) --no-print-directory CUDA=emulated all)
 	$(Q)tests/run $B $(BIN)
 
 # The whole matrix (I1); tests/run has the quick one.
@@ -198,6 +201,13 @@ run:
 	$(Q)$(MAKE) --no-print-directory deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
+
+# --- a training step beside the machine's peak ----------------------------------------------
+BENCH_STEP := $B/bench/bench_step
+bench-step: $(BENCH_STEP)
+	$(Q)$(BENCH_STEP) $(ARGS)
+$(BENCH_STEP): $(patsubst %,$O/%.o,bench/bench_step bench/step_case bench/step_parts bench/peak \
+    tests/support/reference_dlrm) $B/lib.a ; $(LINK)
 
 # --- beside PyTorch -------------------------------------------------------------------------
 PEER_VENV := build/peer-venv

@@ -11,7 +11,7 @@ enum { SUMS = 12 };
 #else
 enum { SUMS = 5 };
 #endif
-enum { ROUNDS = 40000 };
+enum { ROUNDS = 1000000 };
 
 double bench_seconds(enum bench_clock clock, uint32_t threads)
 {
@@ -46,4 +46,9 @@ double bench_peak(struct lanes *lanes, enum bench_clock clock)
     double seconds = bench_seconds(clock, n) - start;
     CHECK(st == ST_OK, "no task fails");
     return 2.0 * ROUNDS * SUMS * LANES * n / seconds * 1e-9;
+}
+
+bool bench_steady(double before, double after)
+{
+    return before <= 1.04 * after && after <= 1.04 * before;
 }

@@ -3,6 +3,7 @@
 #ifndef CHANTER_BENCH_PEAK_H
 #define CHANTER_BENCH_PEAK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "compute/lanes.h"
@@ -14,5 +15,7 @@ double bench_seconds(enum bench_clock clock, uint32_t threads);
 /* GFLOP/s of all lanes together over about 5 ms: fused multiply-adds in f32 on registers (a product
  * and a sum where the machine does not fuse). */
 double bench_peak(struct lanes *lanes, enum bench_clock clock);
+/* Are two peaks, before and after, within 4 % of each other? What lay between counts. */
+bool bench_steady(double before, double after);
 
 #endif

@@ -10,14 +10,19 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* From this size on, memory comes as mapped pages: a cache of rows is mostly untouched at first,
- * and huge pages halve the cost of a random row. */
-enum { MAP_BYTES = 2 << 20 };
+/* From this size on, memory comes as whole huge pages: they halve the cost of a random row, and weights
+ * and activations on small pages cost a product up to a sixth of its speed. */
+enum { MAP_BYTES = 512 << 10, HUGE_BYTES = 2 << 20 };
+
+static size_t whole_pages(size_t bytes)
+{
+    return bytes > SIZE_MAX - HUGE_BYTES ? bytes : (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+}
 
 static void *cpu_alloc(struct device *d, size_t bytes)
 {
     (void)d;
-    return bytes < MAP_BYTES ? mem_zalloc(1, bytes) : mem_map(bytes);
+    return bytes < MAP_BYTES ? mem_zalloc(1, bytes) : mem_map(whole_pages(bytes));
 }
 
 static void cpu_free(struct device *d, void *p, size_t bytes)
@@ -26,7 +31,7 @@ static void cpu_free(struct device *d, void *p, size_t bytes)
     if (bytes < MAP_BYTES)
         mem_free(p);
     else
-        mem_unmap(p, bytes);
+        mem_unmap(p, whole_pages(bytes));
 }
 
 /* --- order: everything is done when its call returns ---------------------------------------- */

@@ -1,9 +1,13 @@
 /* compute/cpu_update.c - optimizer steps, in f32, one rounding an operation (-ffp-contract=off).
  * A gradient that is not finite stops before it is written anywhere (I5). */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "compute/cpu.h"
+
+enum { DENSE_PIECE = 1 << 15 }; /* floats; a multiple of any vector: pieces change no bit */
+enum { AHEAD = 16, LINE_FLOATS = 16 };
 
 /* By the exponent's bits: integer work that goes sixteen at a time. */
 static int all_finite(size_t n, const float *g)
@@ -42,17 +46,35 @@ static void rowwise(uint32_t D, float lr, float eps, const float *restrict g, fl
     for (uint32_t j = 0; j < D; j++) w[j] -= lr * g[j] / below;
 }
 
-/* Slot of the first row in the list with a gradient that is not finite. */
-static bool find_bad(uint32_t n, uint32_t D, const float *grad, uint32_t *at)
+struct gradients { const float *g; atomic_bool bad; };
+
+static void look_at_range(void *ctx, size_t lo, size_t hi)
 {
-    for (*at = 0; *at < n; (*at)++)
-        if (!all_finite(D, grad + (size_t)*at * D)) return true;
-    return false;
+    struct gradients *a = ctx;
+    if (!all_finite(hi - lo, a->g + lo)) /* relaxed: the end of the call orders it */
+        atomic_store_explicit(&a->bad, true, memory_order_relaxed);
+}
+
+/* Before anything is written: two passes, but the second finds the gradients in a cache. */
+static bool any_bad(struct device *d, size_t n, const float *g)
+{
+    struct gradients a = {.g = g};
+    cpu_over(d, n, DENSE_PIECE, look_at_range, &a);
+    return atomic_load_explicit(&a.bad, memory_order_relaxed);
+}
+
+/* Number of the first row that has a gradient that is not finite; one has. */
+static uint32_t first_bad(uint32_t D, const float *grad)
+{
+    uint32_t i = 0;
+    while (all_finite(D, grad + (size_t)i * D)) i++;
+    return i;
 }
 
 struct row_step { const struct opt_step *o; float *table; uint32_t stride, D;
                   const uint32_t *slot; const float *grad; };
 
+/* Records lie anywhere in memory: they are asked for AHEAD of their turn. */
 static void row_range(void *ctx, size_t lo, size_t hi)
 {
     const struct row_step *r = ctx;
@@ -60,6 +82,10 @@ static void row_range(void *ctx, size_t lo, size_t hi)
     for (size_t i = lo; i < hi; i++) {
         const float *g = r->grad + i * r->D;
         float *row = r->table + (size_t)r->slot[i] * r->stride;
+        if (i + AHEAD < hi) {
+            const float *ahead = r->table + (size_t)r->slot[i + AHEAD] * r->stride;
+            for (uint32_t k = 0; k < r->stride; k += LINE_FLOATS) __builtin_prefetch(ahead + k, 1);
+        }
         switch (o->kind) {
         case OPT_SGD: sgd(r->D, o->learning_rate, g, row); break;
         case OPT_ADAGRAD: adagrad(r->D, o->learning_rate, o->epsilon, g, row, row + r->D); break;
@@ -75,10 +101,9 @@ enum st cpu_row_update(struct device *d, const struct opt_step *o, float *table,
 {
     struct device_fault *fault = &cpu_of(d)->fault;
     struct row_step r = {o, table, stride, D, slot, grad};
-    uint32_t bad;
     if (fault->dense || fault->row) return ST_OK;
-    if (find_bad(n, D, grad, &bad))
-        *fault = (struct device_fault){.row = true, .slot = slot[bad]};
+    if (any_bad(d, (size_t)n * D, grad))
+        *fault = (struct device_fault){.row = true, .slot = slot[first_bad(D, grad)]};
     else
         cpu_over(d, n, CPU_PIECE, row_range, &r);
     return ST_OK;
@@ -96,15 +121,13 @@ static void dense_range(void *ctx, size_t lo, size_t hi)
         adagrad(hi - lo, o->learning_rate, o->epsilon, s->grad + lo, s->w + lo, s->state + lo);
 }
 
-enum { DENSE_PIECE = 1 << 15 }; /* floats; a multiple of any vector: pieces change no bit */
-
 enum st cpu_dense_update(struct device *d, const struct opt_step *o, float *w, float *state,
                          const float *grad, size_t n)
 {
     struct device_fault *fault = &cpu_of(d)->fault;
     struct dense_step s = {o, w, state, grad};
     if (fault->dense || fault->row) return ST_OK;
-    if (!all_finite(n, grad))
+    if (any_bad(d, n, grad))
         fault->dense = true;
     else
         cpu_over(d, n, DENSE_PIECE, dense_range, &s);
