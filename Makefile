@@ -103,6 +103,9 @@ PROGRAMS := $(BIN)/chanter $(BIN)/chanter-oracle $(BIN)/chanter-embserver $(BIN)
 TESTS   := $(patsubst %.c,$B/%,$(wildcard tests/unit/test_*.c))
 CUDA_TESTS := $(filter $B/tests/unit/test_cuda%,$(TESTS))
 SUPPORT := $(patsubst %.c,$O/%.o,$(wildcard tests/support/*.c))
+# Each call of the device table against the CPU: device_pair on this build's CUDA, emulated_pair on
+# the emulated one, which make check runs.
+PAIR    := $(patsubst %.c,%.o,$(wildcard tests/gpu/*.c))
 
 all: $(PROGRAMS)
 
@@ -162,6 +165,9 @@ $(BIN)/chanter-trainer: $O/trainer/main.o $B/lib.a ; $(LINK)
 $(TESTS): EXTRA_LIBS = -lcmocka
 $(filter-out $(CUDA_TESTS),$(TESTS)): $B/%: $O/%.o $(SUPPORT) $B/lib.a ; $(LINK)
 $(CUDA_TESTS): $B/%: $E/%.o $(SUPPORT) $E/cuda.a $B/lib.a ; $(LINK)
+$B/tests/gpu/%: EXTRA_LIBS = -lcmocka
+$B/tests/gpu/device_pair: $(addprefix $O/,$(PAIR)) $(SUPPORT) $B/lib.a ; $(LINK)
+$B/tests/gpu/emulated_pair: $(addprefix $E/,$(PAIR)) $(SUPPORT) $E/cuda.a $B/lib.a ; $(LINK)
 .SECONDARY:
 
 # --- tests ----------------------------------------------------------------------------------
