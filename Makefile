@@ -7,6 +7,7 @@
 #   make bench-step a training step beside the machine's peak; ARGS="--quick" (docs/benchmarks.md)
 #   make bench-peer Chanter beside PyTorch; ARGS="--quick" (docs/benchmarks.md)
 #   make matrix     I1 over every combination of trainers, servers, lookahead, ...
+#   make check-gpu  all tests and measurements that need a GPU; ARGS="--out FILE" (docs/testing.md)
 #   make bugs       plant known bugs, one by one: the tests must find them
 #   make SAN=address|undefined|thread check  the same under a sanitizer, in build/SAN/
 #   make sanitize                            the tests where sanitizers have most to see
@@ -28,7 +29,7 @@ PEER_PACKAGES := python3-venv python3-dev g++
 PEER_WHEELS   := torch numpy
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: all deps run test check sanitize matrix bugs bench-step bench-peer clean FORCE
+.PHONY: all deps run test check sanitize matrix check-gpu bugs bench-step bench-peer clean FORCE
 deps:
 	$(Q)missing=$$(for p in $(PACKAGES); do \
 	    dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q '^install ok installed' || echo $$p; done); \
@@ -171,13 +172,17 @@ $B/tests/gpu/emulated_pair: $(addprefix $E/,$(PAIR)) $(SUPPORT) $E/cuda.a $B/lib
 .SECONDARY:
 
 # --- tests ----------------------------------------------------------------------------------
-check: $(TESTS) $(PROGRAMS)
+check: $(TESTS) $(PROGRAMS) $B/tests/gpu/emulated_pair
 	$(Q)$(if $(SAN)$(BUG)$(filter emulated,$(CUDA)),,$(MAKE) --no-print-directory CUDA=emulated all)
 	$(Q)tests/run $B $(BIN)
 
 # The whole matrix (I1); tests/run has the quick one.
 matrix: all
 	$(Q)tests/matrix --bin $(BIN)
+# Building is not part of its 8 minutes.
+check-gpu:
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) CUDA=nvcc all $B/tests/gpu/device_pair $(BENCH_STEP)
+	$(Q)tests/check_gpu --build $B $(ARGS)
 # Every planted bug has to be found by the test that is there for it.
 bugs:
 	$(Q)tests/bugs

@@ -50,7 +50,7 @@ def write_config(path, model, optimizer, data, args):
                   "learning_rate": LEARNING_RATE[optimizer]},
         # A short lookahead: what the oracle has read before the first iteration is not timed.
         "oracle": {"lookahead": 10},
-        "cluster": {"trainers": 1, "servers": 1, "threads": args.cores},
+        "cluster": {"trainers": 1, "servers": 1, "threads": args.cores, "device": args.device},
         "run": {"save_final": False},
     }
     with open(path, "w") as f:
@@ -79,7 +79,7 @@ def torch_peer(args, run_dir, data, window):
     itself, and a function that lets it train one window and returns samples per second."""
     command = [args.python, f"{ROOT}/bench/peer_torch.py", run_dir, data, "--window", str(window),
                "--check", str(args.check), "--threads", str(args.cores),
-               "--tolerance", str(args.tolerance)]
+               "--tolerance", str(args.tolerance), "--device", args.device]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
         def answer():
             line = p.stdout.readline()
@@ -125,7 +125,8 @@ def compare(args, model, optimizer, data, top):
 def report(args, model, optimizer, mode, ours, torchs, told):
     a, b = statistics.median(ours), statistics.median(torchs)
     print(json.dumps({
-        "bench": "peer", "device": "cpu", "model": model, "batch": args.batch, "cores": args.cores,
+        "bench": "peer", "device": args.device, "model": model, "batch": args.batch,
+        "cores": args.cores,
         "chanter_samples_per_s": round(a, 1), "torch_samples_per_s": round(b, 1), "mode": mode,
         "optimizer": optimizer, "ratio": round(a / b, 3), "n": args.rounds,
         "chanter_runs": [round(s, 1) for s in ours], "torch_runs": [round(s, 1) for s in torchs],
@@ -150,6 +151,7 @@ def arguments():
     ap.add_argument("--models", default="AB", help="letters out of AB")
     ap.add_argument("--optimizers", default="sgd,adagrad")
     ap.add_argument("--modes", default="embedded,launched")
+    ap.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="of both sides")
     ap.add_argument("--batch", type=int, default=2048)
     ap.add_argument("--cores", type=int, default=2, help="for each side, one after the other")
     ap.add_argument("--rounds", type=int, default=5, help="timed windows of each side")

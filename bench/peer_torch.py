@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""DLRM in PyTorch on the CPU, as somebody who knows PyTorch writes it: the peer of Chanter.
+"""DLRM in PyTorch, as somebody who knows PyTorch writes it: the peer of Chanter.
 
 usage: bench/peer_torch.py RUN_DIR DATA.chp [--check N] [--window N] [--threads N] [--tolerance X]
+                           [--device cpu|cuda]
 
 RUN_DIR is a run of Chanter on DATA.chp (a prepared file) with run.save_initial: model.json says
 what to train, init.safetensors what to start from, metrics.jsonl which losses have to come out.
@@ -44,6 +45,17 @@ def read_safetensors(path):
     header.pop("__metadata__", None)
     return {name: np.frombuffer(data[slice(*d["data_offsets"])], "<f4").reshape(d["shape"])
             for name, d in header.items()}
+
+
+def on_device(array):
+    """A tensor of its own, where new tensors are made."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(torch.get_default_device(), copy=True)
+
+
+def finish():
+    """Until the device has done all that it was given."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def read_losses(path, n):
@@ -89,8 +101,7 @@ def make_batches(samples, model, n):
     batches = []
     for i in range(n):
         at = np.arange(i * size, (i + 1) * size) % rows
-        batches.append(tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in
-                             (dense[at], ids[at].T, labels[at])))
+        batches.append(tuple(on_device(a) for a in (dense[at], ids[at].T, labels[at])))
     return batches
 
 
@@ -206,9 +217,11 @@ class Training:
 
     def window(self):
         """Seconds for all batches once."""
+        finish()
         start = time.perf_counter()
         for batch in self.batches:
             self.step(batch)
+        finish()
         return time.perf_counter() - start
 
 
@@ -257,13 +270,18 @@ def main():
     ap.add_argument("--window", type=int, default=100, help="iterations of a timed window")
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--tolerance", type=float, default=5e-5, help="relative, of a loss")
+    ap.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = ap.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise Refused("this PyTorch sees no GPU")
+    torch.set_default_device(args.device)
+    torch.backends.cuda.matmul.allow_tf32 = False  # fp32, as on Chanter's side
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     torch.set_num_threads(args.threads)
     with open(f"{args.run_dir}/model.json") as f:
         model = json.load(f)
     losses = read_losses(f"{args.run_dir}/metrics.jsonl", min(args.check, args.window))
-    weights = {name: torch.from_numpy(w.copy()) for name, w in
+    weights = {name: on_device(w) for name, w in
                read_safetensors(f"{args.run_dir}/init.safetensors").items()}
     samples = read_prepared(args.data, model["dense_features"], len(model["tables"]),
                             args.window * model["global_batch"])

@@ -198,7 +198,8 @@ static void gradients_of_rows_are_added_in_one_order(void **state)
     static const uint32_t TABLES[] = {1, 3, 26};
     const uint32_t N[] = {0, 1, 8, small ? 17 : 203};
     for (uint32_t i = 0; i < LENGTH(DIM) * 4 * 2; i++) {
-        uint32_t F = TABLES[i % 3], slices = i < 24 ? 4 : TREE_MAX_SLICES, per = (small ? 256 : 2048) / slices;
+        uint32_t F = TABLES[i % 3], slices = i < 24 ? 4 : TREE_MAX_SLICES;
+        uint32_t per = (small ? 256 : 1024) / slices;
         struct uses_case c = {F, DIM[i % 6], i < 24 ? i : 0, slices, F * per, N[i / 6 % 4]};
         shift = i % 5 == 4;
         compare(gpu, row_grads, &c);

@@ -15,7 +15,7 @@
 
 struct layer_case { uint32_t B, K, N, ldy; bool relu; double narrow; };
 
-static void *layer_open(struct device *d, const struct layer_case *c, struct linear *l)
+static void layer_open(struct device *d, const struct layer_case *c, struct linear *l)
 {
     struct floats w = numbers((size_t)c->N * c->K, 11, false);
     size_t bytes = d->ops->prepared_bytes(d, c->K, c->N);
@@ -29,7 +29,11 @@ static void *layer_open(struct device *d, const struct layer_case *c, struct lin
     OK(d->ops->prepare(d, 0, l));
     floats_close(w);
     floats_close(back);
-    return prepared;
+}
+
+static void layer_close(struct device *d, struct linear *l)
+{
+    d->ops->free(d, l->prepared, d->ops->prepared_bytes(d, l->K, l->N));
 }
 
 /* Forward, and backward from a y that does not depend on it. */
@@ -38,7 +42,7 @@ static void layer(struct device *d, const void *the_case, struct results *r)
     const struct layer_case *c = the_case;
     size_t n_x = (size_t)c->B * c->K, n_y = (size_t)(c->B - 1) * c->ldy + c->N;
     struct linear l;
-    void *prepared = layer_open(d, c, &l);
+    layer_open(d, c, &l);
     struct floats given = floats_random(n_y, 0, 13), dw = floats_open((size_t)c->N * c->K, 0);
     for (size_t i = 0; i < n_y; i++) given.p[i] = given.p[i] < 0 ? 0 : given.p[i];
     float *x = put_numbers(d, n_x, 14, false), *y = put_numbers(d, n_y, 15, false);
@@ -54,7 +58,7 @@ static void layer(struct device *d, const void *the_case, struct results *r)
     result(r, "db", take(d, db, c->N), 2 * c->B);
     result(r, "dx", take(d, dx, n_x), 2 * (c->N + 1) + narrow);
     floats_close(given);
-    if (prepared != NULL) d->ops->free(d, prepared, d->ops->prepared_bytes(d, c->K, c->N));
+    layer_close(d, &l);
 }
 
 static const uint32_t LAYERS[][3] = { /* K, N, floats from one y to the next: model A, then B */
@@ -100,7 +104,7 @@ static void nan_goes_through_relu(void **state)
         struct device *g = must_open(DEVICE_CUDA, (enum precision)(i % 3), 1);
         struct layer_case c = {8, 64, i < 3 ? 16 : 1, i < 3 ? 16 : 1, true, 0};
         struct linear l;
-        void *prepared = layer_open(g, &c, &l);
+        layer_open(g, &c, &l);
         struct floats x = floats_random(8 * 64, 0, 17);
         x.p[3 * 64 + 5] = NAN;                                   /* of sample 3 */
         float *y = nan_room(g, 8 * c.N), *in = put(g, x.p, x.n);
@@ -109,7 +113,7 @@ static void nan_goes_through_relu(void **state)
         for (size_t k = 0; k < got.n; k++) assert_true(isnan(got.p[k]) == (k / c.N == 3));
         floats_close(got);
         floats_close(x);
-        if (prepared != NULL) g->ops->free(g, prepared, 0);
+        layer_close(g, &l);
         release();
         device_close(g);
     }
@@ -125,6 +129,7 @@ struct step_case {
     struct linear bottom, top;
     float *table, *x, *label, *t, *r, *z, *dz, *loss, *dr, *dt, *dw[2], *db[2];
     uint32_t *slot;
+    size_t n_dw[2];                  /* floats of the gradient of a weight: top, bottom */
 };
 
 static enum st slice(void *ctx, uint32_t lane, uint32_t task)
@@ -142,10 +147,10 @@ static enum st slice(void *ctx, uint32_t lane, uint32_t task)
     TRY(ops->interact_forward(d, lane, B, F, D, t, r), err);
     TRY(ops->linear_forward(d, lane, B, &s->top, r, z, 1), err);
     TRY(ops->bce(d, lane, B, z, s->label + i * B, 0.1f, dz, s->loss + i, NULL), err);
-    TRY(ops->linear_backward(d, lane, B, &s->top, r, z, 1, dz, s->dw[0] + i * R, s->db[0] + i, dr),
-        err);
+    TRY(ops->linear_backward(d, lane, B, &s->top, r, z, 1, dz, s->dw[0] + i * s->n_dw[0],
+                             s->db[0] + i, dr), err);
     TRY(ops->interact_backward(d, lane, B, F, D, t, dr, dt), err);
-    st = ops->linear_backward(d, lane, B, &s->bottom, x, t, n_t, dt, s->dw[1] + i * D * K,
+    st = ops->linear_backward(d, lane, B, &s->bottom, x, t, n_t, dt, s->dw[1] + i * s->n_dw[1],
                               s->db[1] + i * D, NULL);
 err: return st;
 }
@@ -167,65 +172,71 @@ static float *for_each(struct device *d, size_t n, uint64_t seed)
     return p;
 }
 
-static void step_open(struct device *d, const struct layer_case *bottom,
-                      const struct layer_case *top, struct step_case *s, void *prepared[2])
+static void step_open(struct device *d, struct step_case *s)
 {
+    const struct layer_case bottom = {B, K, D, (F + 1) * D, true, 0}, top = {B, R, 1, 1, false, 0};
     uint32_t slot[SLICES * B * F];
-    *s = (struct step_case){.d = d};
-    prepared[0] = layer_open(d, top, &s->top);
-    prepared[1] = layer_open(d, bottom, &s->bottom);
+    *s = (struct step_case){.d = d, .n_dw = {d->ops->weight_floats(d, R, 1),
+                                             d->ops->weight_floats(d, K, D)}};
+    layer_open(d, &top, &s->top);
+    layer_open(d, &bottom, &s->bottom);
     s->table = put_numbers(d, CAP * D, 61, false);
     s->x = for_each(d, B * K, 62);
     s->label = for_each(d, B, 63);
     float **out[] = {&s->t, &s->r, &s->z, &s->dz, &s->loss, &s->dr, &s->dt, &s->dw[0], &s->db[0],
                      &s->dw[1], &s->db[1]};
-    const size_t n[] = {B * (F + 1) * D, B * R, B, B, 1, B * R, B * (F + 1) * D, R, 1, D * K, D};
+    const size_t n[] = {B * (F + 1) * D, B * R, B, B, 1, B * R, B * (F + 1) * D, s->n_dw[0],
+                        1, s->n_dw[1], D};
     for (size_t i = 0; i < LENGTH(out); i++) *out[i] = nan_room(d, SLICES * n[i]);
     for (uint32_t i = 0; i < SLICES * B * F; i++) slot[i] = draw(64, i % (B * F)) % CAP;
     s->slot = d->ops->alloc(d, sizeof(slot));
     OK(d->ops->copy_in(d, s->slot, slot, sizeof(slot)));
 }
 
-struct way { enum precision precision; uint32_t lanes, times; };
+struct way { uint32_t lanes, times; };
 
 /* A step, issued `times` by repeat, or with 0 by itself. Results: those of all slices. */
 static void step(struct device *d, const void *the_case, struct results *r)
 {
     const struct way *w = the_case;
-    const struct layer_case bottom = {B, K, D, (F + 1) * D, true, 0}, top = {B, R, 1, 1, false, 0};
     struct step_case s;
-    void *prepared[2], *graph = NULL;
-    step_open(d, &bottom, &top, &s, prepared);
+    void *graph = NULL;
+    step_open(d, &s);
     if (w->times == 0) OK(all_slices(&s));
     for (uint32_t k = 0; k < w->times; k++) OK(d->ops->repeat(d, &graph, all_slices, &s));
     result(r, "loss", take(d, s.loss, SLICES), 0);
     result(r, "dt", take(d, s.dt, SLICES * B * (F + 1) * D), 0);
-    result(r, "dw of the top", take(d, s.dw[0], SLICES * R), 0);
-    result(r, "dw of the bottom", take(d, s.dw[1], SLICES * D * K), 0);
+    result(r, "dw of the top", take(d, s.dw[0], SLICES * s.n_dw[0]), 0);
+    result(r, "dw of the bottom", take(d, s.dw[1], SLICES * s.n_dw[1]), 0);
     d->ops->graph_free(d, graph);
-    d->ops->free(d, s.slot, 0);
-    for (int i = 0; i < 2; i++)
-        if (prepared[i] != NULL) d->ops->free(d, prepared[i], 0);
+    d->ops->free(d, s.slot, SLICES * B * F * sizeof(*s.slot));
+    layer_close(d, &s.top);
+    layer_close(d, &s.bottom);
+}
+
+static void check_way(struct device *d, const struct way *w, const struct results *want)
+{
+    struct results got = run(d, step, w);
+    for (uint32_t k = 0; k < got.n; k++) {
+        size_t n = got.of[k].n / SLICES;
+        for (uint32_t at = 0; at < SLICES; at++)
+            assert_same_bits(got.of[k].p + at * n, want->of[k].p, n, got.name[k]);
+    }
+    results_close(&got);
 }
 
 static void a_slice_has_the_same_bits_anywhere_and_repeated(void **state)
 {
-    static const struct way WAYS[] = {{0, 1, 0}, {0, 1, 3}, {0, 4, 0}, {0, 4, 1}, {0, 4, 4}};
-    for (uint32_t i = 0; i < 3 * LENGTH(WAYS); i++) {
-        struct way first = WAYS[0], w = WAYS[i % LENGTH(WAYS)];
-        first.precision = w.precision = (enum precision)(i / LENGTH(WAYS));
-        struct device *one = must_open(DEVICE_CUDA, first.precision, first.lanes);
-        struct device *other = must_open(DEVICE_CUDA, w.precision, w.lanes);
-        struct results want = run(one, step, &first), got = run(other, step, &w);
-        for (uint32_t k = 0; k < got.n; k++) {
-            size_t n = got.of[k].n / SLICES;
-            for (uint32_t at = 0; at < SLICES; at++)
-                assert_same_bits(got.of[k].p + at * n, want.of[k].p, n, got.name[k]);
-        }
+    static const struct way WAYS[] = {{1, 0}, {1, 3}, {4, 0}, {4, 1}, {4, 4}};
+    for (uint32_t p = 0; p < 3; p++) {
+        struct device *one = must_open(DEVICE_CUDA, (enum precision)p, 1);
+        struct device *four = must_open(DEVICE_CUDA, (enum precision)p, 4);
+        struct results want = run(one, step, &WAYS[0]);
+        for (size_t i = 0; i < LENGTH(WAYS); i++)
+            check_way(WAYS[i].lanes == 1 ? one : four, &WAYS[i], &want);
         results_close(&want);
-        results_close(&got);
         device_close(one);
-        device_close(other);
+        device_close(four);
     }
 }
 
