@@ -47,15 +47,9 @@ def read_safetensors(path):
             for name, d in header.items()}
 
 
-def on_device(array):
-    """A tensor of its own, where new tensors are made."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(torch.get_default_device(), copy=True)
-
-
-def finish():
-    """Until the device has done all that it was given."""
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.synchronize()
+def on_device(array, device):
+    """A tensor of its own."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, copy=True)
 
 
 def read_losses(path, n):
@@ -92,7 +86,7 @@ def read_prepared(path, dense_features, tables, rows):
     return tuple(np.concatenate(parts)[:rows] for parts in zip(*blocks))
 
 
-def make_batches(samples, model, n):
+def make_batches(samples, model, n, device):
     """The first n batches, in file order; behind its end the file starts again. Ids modulo the rows
     of their tables; one contiguous array of ids for each table (tables, batch)."""
     dense, ids, labels = samples
@@ -101,7 +95,7 @@ def make_batches(samples, model, n):
     batches = []
     for i in range(n):
         at = np.arange(i * size, (i + 1) * size) % rows
-        batches.append(tuple(on_device(a) for a in (dense[at], ids[at].T, labels[at])))
+        batches.append(tuple(on_device(a, device) for a in (dense[at], ids[at].T, labels[at])))
     return batches
 
 
@@ -116,7 +110,7 @@ class SeparateTables(nn.Module):
             nn.EmbeddingBag.from_pretrained(weights[f"emb_l.{t}.weight"].clone(), freeze=False,
                                             mode="sum", sparse=True)
             for t in range(len(model["tables"])))
-        self.offsets = torch.arange(batch)
+        self.register_buffer("offsets", torch.arange(batch))
 
     @staticmethod
     def arrange(ids):
@@ -136,7 +130,7 @@ class MergedTable(nn.Module):
         super().__init__()
         tables = [weights[f"emb_l.{t}.weight"] for t in range(len(model["tables"]))]
         self.rows = nn.Embedding.from_pretrained(torch.cat(tables), freeze=False, sparse=True)
-        self.first = torch.tensor([0] + model["tables"][:-1]).cumsum(0)
+        self.register_buffer("first", torch.tensor([0] + model["tables"][:-1]).cumsum(0))
 
     def arrange(self, ids):
         """Row numbers (batch, tables) in the merged table."""
@@ -170,7 +164,7 @@ class Dense(nn.Module):
         self.top = mlp("top_l", [dim + pairs] + model["top_mlp"], weights, False)
         i, j = torch.tril_indices(n, n, -1)
         # gather: on a CPU twice as fast, with its backward, as z[:, i, j].
-        self.below = (i * n + j).expand(batch, pairs)
+        self.register_buffer("below", (i * n + j).expand(batch, pairs))
 
     def forward(self, x, rows, labels):
         """Mean loss.  x (batch, dense_features)  rows (batch, tables, dim)  labels (batch)"""
@@ -199,8 +193,9 @@ class Training:
 
     def __init__(self, model, weights, batches, table_kind, compiled):
         size = model["global_batch"]
-        self.tables = table_kind(model, weights, size)
-        self.dense = Dense(model, weights, size)
+        self.device = batches[0][0].device
+        self.tables = table_kind(model, weights, size).to(self.device)
+        self.dense = Dense(model, weights, size).to(self.device)
         self.optimizers = optimizers_of(model, self.tables, self.dense)
         self.loss_of = torch.compile(self.dense) if compiled else self.dense
         self.batches = [(x, self.tables.arrange(ids), y) for x, ids, y in batches]
@@ -215,13 +210,18 @@ class Training:
             o.zero_grad(set_to_none=True)
         return loss.detach()
 
+    def finish(self):
+        """Until the GPU has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
     def window(self):
         """Seconds for all batches once."""
-        finish()
+        self.finish()
         start = time.perf_counter()
         for batch in self.batches:
             self.step(batch)
-        finish()
+        self.finish()
         return time.perf_counter() - start
 
 
@@ -274,18 +274,17 @@ def main():
     args = ap.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         raise Refused("this PyTorch sees no GPU")
-    torch.set_default_device(args.device)
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32, as on Chanter's side
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     torch.set_num_threads(args.threads)
     with open(f"{args.run_dir}/model.json") as f:
         model = json.load(f)
     losses = read_losses(f"{args.run_dir}/metrics.jsonl", min(args.check, args.window))
-    weights = {name: on_device(w) for name, w in
+    weights = {name: on_device(w, args.device) for name, w in
                read_safetensors(f"{args.run_dir}/init.safetensors").items()}
     samples = read_prepared(args.data, model["dense_features"], len(model["tables"]),
                             args.window * model["global_batch"])
-    batches = make_batches(samples, model, args.window)
+    batches = make_batches(samples, model, args.window, args.device)
     training, told = choose(model, weights, batches, losses, args.tolerance)
     print(json.dumps(told), flush=True)
     for _ in sys.stdin:
