@@ -9,9 +9,10 @@ what to train, init.safetensors what to start from, metrics.jsonl which losses h
 Everything is in memory before the first iteration: weights, and the data as tensors, cut into
 batches.
 
-Several ways to write the same model are tried, each first against the losses of the run (exit
-status 1 if one differs); the fastest is kept. One JSON line then says which. After that each line
-on standard input is answered by one timed window: {"samples": ..., "seconds": ...}.
+There are several ways to write the same model. Each is first checked against the losses of the run
+(exit status 1 if one differs), which warms it up. One JSON line then names them. After that each
+line on standard input, the name of a way, is answered by one timed window of it:
+{"samples": ..., "seconds": ...}.
 """
 import argparse
 import itertools
@@ -27,8 +28,6 @@ for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
-
-TRIAL_WINDOWS = 2  # of each way to write the model; the first warms up
 
 
 class Refused(Exception):
@@ -225,7 +224,7 @@ class Training:
         return time.perf_counter() - start
 
 
-# --- check, choose, measure ----------------------------------------------------------------------
+# --- check, measure ------------------------------------------------------------------------------
 
 WAYS = {f"{tables}-{how}": (kind, how == "compile")
         for tables, kind in (("separate", SeparateTables), ("merged", MergedTable))
@@ -239,10 +238,10 @@ def worst_difference(training, expected):
     return max(d if d == d else float("inf") for d in apart)
 
 
-def choose(model, weights, batches, losses, tolerance):
-    """Check every way to write the model; the fastest, with what is to be said about all."""
-    best, told, worst = None, {}, 0.0
-    samples = len(batches) * model["global_batch"]
+def check_ways(model, weights, batches, losses, tolerance):
+    """Every way to write the model, checked and warm, {name: Training}, and the largest difference
+    of a loss."""
+    ways, worst = {}, 0.0
     for name, way in WAYS.items():
         training = Training(model, weights, batches, *way)
         try:
@@ -253,13 +252,9 @@ def choose(model, weights, batches, losses, tolerance):
         if apart > tolerance:
             raise Refused(f"{name}: a loss is {apart:.2e} (relative) from Chanter's, more than "
                           f"{tolerance:g}: not the same training, no speed reported")
+        ways[name] = training
         worst = max(worst, apart)
-        speed = samples / min(training.window() for _ in range(TRIAL_WINDOWS))
-        told[name] = round(speed, 1)
-        if best is None or speed > told[best[0]]:
-            best = name, training
-    return best[1], {"way": best[0], "tried": told, "loss_iterations": len(losses),
-                     "loss_difference": worst, "torch": torch.__version__}
+    return ways, worst
 
 
 def main():
@@ -285,11 +280,12 @@ def main():
     samples = read_prepared(args.data, model["dense_features"], len(model["tables"]),
                             args.window * model["global_batch"])
     batches = make_batches(samples, model, args.window, args.device)
-    training, told = choose(model, weights, batches, losses, args.tolerance)
-    print(json.dumps(told), flush=True)
-    for _ in sys.stdin:
+    ways, worst = check_ways(model, weights, batches, losses, args.tolerance)
+    print(json.dumps({"ways": list(ways), "loss_iterations": len(losses), "loss_difference": worst,
+                      "torch": torch.__version__}), flush=True)
+    for line in sys.stdin:
         print(json.dumps({"samples": len(batches) * model["global_batch"],
-                          "seconds": training.window()}), flush=True)
+                          "seconds": ways[line.strip()].window()}), flush=True)
 
 
 if __name__ == "__main__":
