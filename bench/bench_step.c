@@ -1,16 +1,11 @@
 /* bench/bench_step.c - how long does a training step take, and how long would it take if nothing
  * but the multiplications of its layers took time, at the machine's peak?
  *
- *   bench_step [--model A|B|all] [--batch N] [--threads N] [--slices N] [--optimizer sgd|adagrad]
- *              [--precision fp32|bf16] [--device cpu|cuda] [--ranks N] [--clock wall|cpu]
- *              [--parts] [--quick]
- *
  * One JSON line a case. Each repetition lies between two measurements of the peak and is dropped
  * when they differ; the rest give medians. `ratio` is time over floor, repetition by repetition;
  * for bf16, too, the floor is that of f32. --ranks N runs N processes at once that do not talk to
  * each other: an upper bound for N trainers. --clock cpu leaves out what other processes took: for
  * busy machines. The checks: step_case_check before, a loss that has fallen after. */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +16,9 @@
 #include "bench/peak.h"
 #include "bench/step_case.h"
 #include "bench/step_parts.h"
+#include "config/options.h"
 
-struct options {
+struct bench {
     struct step_options step;      /* 0 or '\0': all of the usual values */
     uint32_t slices, ranks, repeat;
     enum bench_clock clock;
@@ -65,7 +61,7 @@ static enum st run_steps(struct step_case *c, uint32_t n, enum bench_clock clock
     return st;
 }
 
-static enum st time_steps(struct step_case *c, const struct options *o, struct lanes *lanes,
+static enum st time_steps(struct step_case *c, const struct bench *o, struct lanes *lanes,
                           struct timing *t)
 {
     enum st st = ST_OK;
@@ -93,7 +89,7 @@ err:
 static const char *PRECISION[] = {"fp32", "tf32", "bf16"};
 static const char *OPTIMIZER[] = {"sgd", "adagrad", "rowwise_adagrad"};
 
-static void print_case(const struct step_case *c, const struct options *o, uint32_t rank,
+static void print_case(const struct step_case *c, const struct bench *o, uint32_t rank,
                        struct timing *t, bool has_peak)
 {
     const struct step_options *s = &o->step;
@@ -111,7 +107,7 @@ static void print_case(const struct step_case *c, const struct options *o, uint3
     fflush(stdout);
 }
 
-static enum st run_case(const struct options *o, uint32_t rank)
+static enum st run_case(const struct bench *o, uint32_t rank)
 {
     enum st st = ST_OK;
     struct step_case *c = NULL;
@@ -136,7 +132,7 @@ err:
 
 /* --- all cases ------------------------------------------------------------------------------ */
 
-static enum st run_batches(struct options o, uint32_t rank)
+static enum st run_batches(struct bench o, uint32_t rank)
 {
     static const uint32_t BATCH[] = {512, 2048, 16384}, THREADS[] = {1, 2};
     uint32_t batch = o.step.batch, threads = o.step.threads;
@@ -152,7 +148,7 @@ static enum st run_batches(struct options o, uint32_t rank)
     return st;
 }
 
-static int run_rank(struct options o, uint32_t rank)
+static int run_rank(struct bench o, uint32_t rank)
 {
     char model = o.step.model;
     enum st st = ST_OK;
@@ -165,7 +161,7 @@ static int run_rank(struct options o, uint32_t rank)
 }
 
 /* Ranks 1.. are processes of their own, rank 0 is this one. */
-static int run_ranks(const struct options *o)
+static int run_ranks(const struct bench *o)
 {
     int worst = 0;
     for (uint32_t r = 1; r < o->ranks; r++) {
@@ -181,51 +177,69 @@ static int run_ranks(const struct options *o)
 
 /* --- options -------------------------------------------------------------------------------- */
 
-static const struct option LONG[] = {
-    {"model", 1, NULL, 'm'},     {"batch", 1, NULL, 'b'},     {"threads", 1, NULL, 't'},
-    {"slices", 1, NULL, 's'},    {"optimizer", 1, NULL, 'o'}, {"precision", 1, NULL, 'p'},
-    {"device", 1, NULL, 'd'},    {"ranks", 1, NULL, 'r'},     {"clock", 1, NULL, 'c'},
-    {"parts", 0, NULL, 'P'},     {"quick", 0, NULL, 'q'},     {0}};
-
-static uint32_t number(const char *text, uint32_t most)
-{
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
-    if (*end == '\0' && n >= 1 && n <= most) return (uint32_t)n;
-    fprintf(stderr, "bench_step: '%s' is not a number from 1 to %u\n", text, most);
-    exit(2);
-}
-
-/* Which of `names` is it? */
-static uint32_t one_of(const char *text, const char *const *names, uint32_t n)
+/* Which of `names` is `text`? n: none, which is said. */
+static uint32_t one_of(const char *option, const char *text, const char *const *names, uint32_t n)
 {
     for (uint32_t k = 0; k < n; k++)
         if (strcmp(text, names[k]) == 0) return k;
-    fprintf(stderr, "bench_step: '%s' is not one of:", text);
-    for (uint32_t k = 0; k < n; k++) fprintf(stderr, " %s", names[k]);
-    fputc('\n', stderr);
-    exit(2);
+    log_fail(ST_USAGE, NULL, "--%s '%s': want one of %s, %s%s%s", option, text, names[0], names[1],
+             n > 2 ? ", " : "", n > 2 ? names[2] : "");
+    return n;
+}
+
+static enum st read_options(int argc, char **argv, struct bench *o)
+{
+    static const char *const MODEL[] = {"A", "B", "all"}, *const DEVICE[] = {"cpu", "cuda"},
+                      *const CLOCK[] = {"wall", "cpu"};
+    const char *model = "all", *optimizer = "sgd", *precision = "fp32", *device = "cpu";
+    const char *clock = "wall";
+    uint64_t batch = 0, threads = 0, slices = 0, ranks = 1;
+    bool quick = false;
+    const struct option table[] = {
+        {.name = "model", .arg = "A|B|all", .text = &model, .help = "default all"},
+        {.name = "batch", .arg = "N", .number = &batch, .lo = 1, .hi = 1 << 20,
+         .help = "samples of a step; default 512, 2048 and 16384"},
+        {.name = "threads", .arg = "N", .number = &threads, .lo = 1, .hi = 64,
+         .help = "default 1 and 2"},
+        {.name = "slices", .arg = "N", .number = &slices, .lo = 1, .hi = TREE_MAX_SLICES,
+         .help = "default: as many as threads"},
+        {.name = "optimizer", .arg = "NAME", .text = &optimizer,
+         .help = "sgd (default), adagrad or rowwise_adagrad"},
+        {.name = "precision", .arg = "NAME", .text = &precision,
+         .help = "fp32 (default), tf32 or bf16"},
+        {.name = "device", .arg = "NAME", .text = &device,
+         .help = "cpu (default), or cuda: without peak and floor"},
+        {.name = "ranks", .arg = "N", .number = &ranks, .lo = 1, .hi = 64,
+         .help = "processes at once that do not talk to each other"},
+        {.name = "clock", .arg = "wall|cpu", .text = &clock,
+         .help = "cpu: without what other processes took"},
+        {.name = "parts", .flag = &o->parts, .help = "a line for each call of the device, too"},
+        {.name = "quick", .flag = &quick, .help = "few repetitions"},
+    };
+    const struct options options = {
+        .program = "bench_step", .operands = "",
+        .help = "Times whole training steps of one trainer beside the machine's peak.",
+        .option = table, .n_options = sizeof(table) / sizeof(table[0])};
+    enum st st = options_parse(&options, argc, argv);
+    if (st != ST_OK) return st;
+    uint32_t m = one_of("model", model, MODEL, 3), opt = one_of("optimizer", optimizer, OPTIMIZER, 3);
+    uint32_t p = one_of("precision", precision, PRECISION, 3), d = one_of("device", device, DEVICE, 2);
+    uint32_t c = one_of("clock", clock, CLOCK, 2);
+    if (m == 3 || opt == 3 || p == 3 || d == 2 || c == 2) return ST_USAGE;
+    o->step = (struct step_options){.model = "AB"[m], .batch = (uint32_t)batch,
+                                    .threads = (uint32_t)threads, .optimizer = (enum optimizer)opt,
+                                    .precision = (enum precision)p, .device = (enum device_kind)d};
+    o->slices = (uint32_t)slices;
+    o->ranks = (uint32_t)ranks;
+    o->clock = (enum bench_clock)c;
+    o->repeat = quick ? 5 : 15;
+    return ST_OK;
 }
 
 int main(int argc, char **argv)
 {
-    static const char *const MODEL[] = {"A", "B", "all"}, *const DEVICE[] = {"cpu", "cuda"},
-                      *const CLOCK[] = {"wall", "cpu"};
-    struct options o = {.ranks = 1, .repeat = 15, .step.device = DEVICE_CPU};
-    for (int c; (c = getopt_long(argc, argv, "", LONG, NULL)) != -1;)
-        switch (c) {
-        case 'm': o.step.model = "AB"[one_of(optarg, MODEL, 3)]; break;
-        case 'b': o.step.batch = number(optarg, 1 << 20); break;
-        case 't': o.step.threads = number(optarg, 64); break;
-        case 's': o.slices = number(optarg, TREE_MAX_SLICES); break;
-        case 'o': o.step.optimizer = (enum optimizer)one_of(optarg, OPTIMIZER, 3); break;
-        case 'p': o.step.precision = (enum precision)one_of(optarg, PRECISION, 3); break;
-        case 'd': o.step.device = (enum device_kind)one_of(optarg, DEVICE, 2); break;
-        case 'r': o.ranks = number(optarg, 64); break;
-        case 'c': o.clock = (enum bench_clock)one_of(optarg, CLOCK, 2); break;
-        case 'P': o.parts = true; break;
-        case 'q': o.repeat = 5; break;
-        default: return 2;
-        }
+    struct bench o = {0};
+    enum st st = read_options(argc, argv, &o);
+    if (st != ST_OK) return st == ST_END ? 0 : log_exit_code(st);
     return run_ranks(&o);
 }
