@@ -27,6 +27,7 @@ PACKAGES := gcc make pkg-config libgrpc-dev libprotobuf-c-dev protobuf-c-compile
 # For `make bench-peer` alone: a virtual environment, and what torch.compile calls.
 PEER_PACKAGES := python3-venv python3-dev g++
 PEER_WHEELS   := torch numpy
+JOBS := -j$(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .PHONY: all deps run test check sanitize matrix check-gpu bugs bench-step bench-peer clean FORCE
@@ -181,7 +182,7 @@ matrix: all
 	$(Q)tests/matrix --bin $(BIN)
 # Building is not part of its 8 minutes.
 check-gpu:
-	$(Q)$(MAKE) --no-print-directory -j$$(nproc) CUDA=nvcc all $B/tests/gpu/device_pair $(BENCH_STEP)
+	$(Q)$(MAKE) --no-print-directory $(JOBS) CUDA=nvcc all $B/tests/gpu/device_pair $(BENCH_STEP)
 	$(Q)tests/check_gpu --build $B $(ARGS)
 # Every planted bug has to be found by the test that is there for it.
 bugs:
@@ -196,16 +197,16 @@ SANITIZE := address:codec address:codec_plan address:cpu_interact address:criteo
 sanitize:
 	$(Q)set -e; for pair in $(SANITIZE); do \
 	    san=$${pair%%:*}; t=build/$$san/tests/unit/test_$${pair#*:}; \
-	    $(MAKE) --no-print-directory SAN=$$san $$t; echo "== $$t"; $$t; \
+	    $(MAKE) --no-print-directory $(JOBS) SAN=$$san $$t; echo "== $$t"; $$t; \
 	done
 
 # deps is a separate make, so that pkg-config and protoc-c are there when this file is read again.
 test:
 	$(Q)$(MAKE) --no-print-directory deps
-	$(Q)$(MAKE) --no-print-directory check
+	$(Q)$(MAKE) --no-print-directory $(JOBS) check
 run:
 	$(Q)$(MAKE) --no-print-directory deps
-	$(Q)$(MAKE) --no-print-directory all
+	$(Q)$(MAKE) --no-print-directory $(JOBS) all
 	$(Q)$(BIN)/chanter launch examples/sample.yaml --overwrite
 
 # --- a training step beside the machine's peak ----------------------------------------------
