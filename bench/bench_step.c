@@ -222,9 +222,10 @@ static enum st read_options(int argc, char **argv, struct bench *o)
         .option = table, .n_options = sizeof(table) / sizeof(table[0])};
     enum st st = options_parse(&options, argc, argv);
     if (st != ST_OK) return st;
-    uint32_t m = one_of("model", model, MODEL, 3), opt = one_of("optimizer", optimizer, OPTIMIZER, 3);
-    uint32_t p = one_of("precision", precision, PRECISION, 3), d = one_of("device", device, DEVICE, 2);
-    uint32_t c = one_of("clock", clock, CLOCK, 2);
+    uint32_t m = one_of("model", model, MODEL, 3);
+    uint32_t opt = one_of("optimizer", optimizer, OPTIMIZER, 3);
+    uint32_t p = one_of("precision", precision, PRECISION, 3);
+    uint32_t d = one_of("device", device, DEVICE, 2), c = one_of("clock", clock, CLOCK, 2);
     if (m == 3 || opt == 3 || p == 3 || d == 2 || c == 2) return ST_USAGE;
     o->step = (struct step_options){.model = "AB"[m], .batch = (uint32_t)batch,
                                     .threads = (uint32_t)threads, .optimizer = (enum optimizer)opt,
