@@ -72,19 +72,17 @@ void mem_free(void *p)
     free(p);
 }
 
-enum { HUGE_BYTES = 2 << 20 }; /* of a huge page, which begins at a multiple of this */
-
 void *mem_map(size_t bytes)
 {
     if (bytes == 0) bytes = 1;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), slack = bytes < HUGE_BYTES ? 0 : HUGE_BYTES;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), slack = bytes < MEM_HUGE_BYTES ? 0 : MEM_HUGE_BYTES;
     bytes = (bytes + page - 1) / page * page;
     if (bytes > SIZE_MAX - slack) return NULL;
     char *p = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (slack != 0) { /* what lies before and behind the aligned part goes back */
-        size_t before = (HUGE_BYTES - (uintptr_t)p % HUGE_BYTES) % HUGE_BYTES;
+        size_t before = (MEM_HUGE_BYTES - (uintptr_t)p % MEM_HUGE_BYTES) % MEM_HUGE_BYTES;
         if (before > 0) munmap(p, before);
         if (before < slack) munmap(p + before + bytes, slack - before);
         p += before;

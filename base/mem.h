@@ -16,8 +16,10 @@ void *mem_grow(void *p, size_t n_old, size_t n_new, size_t size);
 char *mem_strdup(const char *s);
 void mem_free(void *p); /* NULL ok */
 
+enum { MEM_HUGE_BYTES = 2 << 20 }; /* of a huge page, which begins at a multiple of this */
 /* Zero pages straight from the kernel, for tables that are mostly never touched; huge pages are
- * asked for. NULL when the kernel says no. mem_unmap takes the same size. */
+ * asked for, and from MEM_HUGE_BYTES on begin at once. NULL when the kernel says no. mem_unmap takes
+ * the same size. */
 void *mem_map(size_t bytes);
 /* Bytes that could be had without swapping, by the kernel's estimate; SIZE_MAX: it makes none. */
 size_t mem_available(void);

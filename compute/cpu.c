@@ -12,12 +12,12 @@
 
 /* From this size on, memory comes as whole huge pages: they halve the cost of a random row, and
  * weights and activations on small pages cost a product up to a sixth of its speed. */
-enum { MAP_BYTES = 512 << 10, HUGE_BYTES = 2 << 20 };
+enum { MAP_BYTES = 512 << 10 };
 
 static size_t whole_pages(size_t bytes)
 {
-    if (bytes > SIZE_MAX - HUGE_BYTES) return bytes;
-    return (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    if (bytes > SIZE_MAX - MEM_HUGE_BYTES) return bytes;
+    return (bytes + MEM_HUGE_BYTES - 1) / MEM_HUGE_BYTES * MEM_HUGE_BYTES;
 }
 
 static void *cpu_alloc(struct device *d, size_t bytes)

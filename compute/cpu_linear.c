@@ -15,20 +15,18 @@
 
 struct cpu_linear {
     struct bf16 *bf16;           /* NULL: f32                                                   */
-    char *map;                   /* owns [map_bytes]; the lanes' scratch is in it, on huge pages */
-    size_t map_bytes;
-    float *scratch;              /* [lanes][GEMM_SCRATCH]; f32 only                             */
+    float *scratch;              /* [lanes][GEMM_SCRATCH] on huge pages; f32 only               */
+    uint32_t lanes;
 };
 
 enum { LANE_BYTES = GEMM_SCRATCH * sizeof(float) };
-_Static_assert(LANE_BYTES % (2 << 20) == 0, "whole huge pages");
+_Static_assert(LANE_BYTES % MEM_HUGE_BYTES == 0, "whole huge pages");
 
 static enum st scratch_open(struct cpu_linear *h, uint32_t lanes)
 {
-    h->map_bytes = (size_t)(lanes + 1) * LANE_BYTES; /* one more, to begin at a multiple */
-    h->map = mem_map(h->map_bytes);
-    if (h->map == NULL) return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
-    h->scratch = (float *)(h->map + (-(uintptr_t)h->map & (LANE_BYTES - 1)));
+    h->lanes = lanes;
+    h->scratch = mem_map((size_t)lanes * LANE_BYTES);
+    if (h->scratch == NULL) return log_fail(ST_NOMEM, "cpu device", "out of memory; free some");
     return ST_OK;
 }
 
@@ -50,7 +48,7 @@ enum st cpu_linear_open(const struct device_cfg *cfg, struct cpu_linear **out)
 void cpu_linear_close(struct cpu_linear *h)
 {
     if (h == NULL) return;
-    if (h->map != NULL) mem_unmap(h->map, h->map_bytes);
+    mem_unmap(h->scratch, (size_t)h->lanes * LANE_BYTES);
     bf16_close(h->bf16);
     mem_free(h);
 }

@@ -257,6 +257,7 @@ static enum st run_flush(struct trainer *t, struct ticket *ticket)
     uint64_t waited_ns = 0;
     TRY(settle(t), err);
     TRY(boundary(t, ticket, &waited_ns), err);
+    TRY(t->device->ops->wait(t->device, 0), err); /* the last updates of all */
     TRY(check_fault(t, ticket->plan->iteration), err);
     name_slots(t, ticket->plan);
     TRY(writeback_send(t->writeback, ticket->plan), err);

@@ -15,22 +15,8 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "compute/device.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
-
-static struct device *dev;
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = 4};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 /* --- loss ----------------------------------------------------------------------------------- */
 
@@ -347,5 +333,5 @@ int main(void)
         cmocka_unit_test(some_memory_is_free_and_nothing_is_given_back_twice),
         cmocka_unit_test(a_device_opens_whole_or_says_why_not),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

@@ -9,22 +9,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "compute/device.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
-
-static struct device *dev;
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = 2};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 struct interact {
     uint32_t B, F, D, R;         /* R: floats of one r                          */
@@ -195,5 +181,5 @@ int main(void)
         cmocka_unit_test(the_bits_of_a_sample_do_not_depend_on_the_others),
         cmocka_unit_test(one_vectors_nan_stays_in_its_own_pairs),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

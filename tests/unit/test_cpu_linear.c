@@ -14,24 +14,10 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "compute/device.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 
 enum { THREADS = 4 };
-
-static struct device *dev; /* f32 */
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = THREADS, .precision = PRECISION_FP32};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 /* --- one layer -------------------------------------------------------------------------------- */
 
@@ -550,5 +536,5 @@ int main(void)
         cmocka_unit_test(a_product_starts_no_threads_of_its_own),
         cmocka_unit_test(a_cpu_refuses_tf32),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

@@ -10,34 +10,11 @@
 
 #include "base/mem.h"
 #include "base/tree.h"
-#include "compute/device.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 
 /* Lists this long are dealt to lanes in several pieces: of 1024 rows, of 32768 dense floats. */
 enum { MANY_ROWS = 2500, MANY_FLOATS = 70001 };
-
-static struct device *dev, *lone; /* four lanes, and one */
-
-static struct device *device_with(uint32_t lanes)
-{
-    struct device *d;
-    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){.lanes = lanes}, &d), ST_OK);
-    return d;
-}
-
-static int open_devices(void **state)
-{
-    dev = device_with(4);
-    lone = device_with(1);
-    return 0;
-}
-
-static int close_devices(void **state)
-{
-    device_close(dev);
-    device_close(lone);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 /* --- tree order ----------------------------------------------------------------------------- */
 
@@ -379,5 +356,5 @@ int main(void)
         cmocka_unit_test(lists_without_entries_are_no_work),
         cmocka_unit_test(any_split_over_trainers_gives_the_same_bits),
     };
-    return cmocka_run_group_tests(tests, open_devices, close_devices);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

@@ -12,34 +12,11 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "compute/device.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 
 /* Lists this long are dealt to lanes in several pieces: of 1024 rows, of 32768 dense floats. */
 enum { MANY_ROWS = 2500, MANY_FLOATS = 70001 };
-
-static struct device *dev, *lone; /* four lanes, and one */
-
-static struct device *device_with(uint32_t lanes)
-{
-    struct device *d;
-    assert_int_equal(device_open(DEVICE_CPU, &(struct device_cfg){.lanes = lanes}, &d), ST_OK);
-    return d;
-}
-
-static int open_devices(void **state)
-{
-    dev = device_with(4);
-    lone = device_with(1);
-    return 0;
-}
-
-static int close_devices(void **state)
-{
-    device_close(dev);
-    device_close(lone);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 static const enum optimizer KIND[] = {OPT_SGD, OPT_ADAGRAD, OPT_ROWWISE_ADAGRAD};
 
@@ -182,7 +159,7 @@ static struct victim victim_open(uint32_t lanes, uint32_t n, uint32_t D, size_t 
 {
     size_t cells = (2 * (size_t)n + 1) * 2 * D;
     struct victim v = {
-        device_with(lanes), n, D, 2 * D, mem_alloc(n, sizeof(uint32_t)),
+        cpu_device_with(lanes), n, D, 2 * D, mem_alloc(n, sizeof(uint32_t)),
         floats_random(cells, 0, 71), floats_random(cells, 0, 71), floats_random(n * D, 0, 72),
         floats_random(n_dense, 0, 73), floats_random(n_dense, 0, 73),
         floats_random(n_dense, 0, 74), floats_random(n_dense, 0, 74),
@@ -312,5 +289,5 @@ int main(void)
         cmocka_unit_test(after_a_fault_no_update_writes_and_the_first_fault_stays),
         cmocka_unit_test(the_largest_float_is_finite),
     };
-    return cmocka_run_group_tests(tests, open_devices, close_devices);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

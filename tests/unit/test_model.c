@@ -10,24 +10,11 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 #include "tests/support/model_shapes.h"
 #include "tests/support/reference_dlrm.h"
 #include "trainer/model.h"
-
-static struct device *dev;
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = 4};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 /* One model with a slice of inputs, and the same in double. Device memory is host memory here. */
 struct bench {
@@ -324,5 +311,5 @@ int main(void)
         cmocka_unit_test(gradients_lie_like_weights_and_their_padding_stays_as_it_was),
         cmocka_unit_test(nan_reaches_the_loss_from_every_input),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

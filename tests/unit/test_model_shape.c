@@ -13,23 +13,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 #include "tests/support/model_shapes.h"
 #include "trainer/model.h"
-
-static struct device *dev;
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = 4};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 /* --- shapes --------------------------------------------------------------------------------- */
 
@@ -259,5 +246,5 @@ int main(void)
         cmocka_unit_test(model_opens_whole_or_not_at_all),
         cmocka_unit_test(buffers_open_whole_or_not_at_all),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }

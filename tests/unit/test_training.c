@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "tests/support/cpu_device.h"
 #include "tests/support/floats.h"
 #include "tests/support/reference_dlrm.h"
 #include "trainer/model.h"
@@ -18,20 +19,6 @@ enum { DENSE = 13, F = 3, D = 5, ROWS = 6 };
 enum { SLICES = 3, PER_SLICE = 8, BATCH = SLICES * PER_SLICE, ITERATIONS = 12 };
 enum { STRIDE = 2 * D, SLOTS = F * ROWS }; /* rows of table f: slots [f * ROWS, (f + 1) * ROWS) */
 static uint32_t BOTTOM[] = {9, 6, D}, TOP[] = {11, 7, 1};
-
-static struct device *dev;
-
-static int open_device(void **state)
-{
-    struct device_cfg cfg = {.lanes = SLICES};
-    return device_open(DEVICE_CPU, &cfg, &dev) == ST_OK ? 0 : -1;
-}
-
-static int close_device(void **state)
-{
-    device_close(dev);
-    return mem_live() == 0 ? 0 : -1;
-}
 
 struct trainer {
     struct model *m;
@@ -215,5 +202,5 @@ int main(void)
         cmocka_unit_test(adagrad_follows_the_replay),
         cmocka_unit_test(rowwise_adagrad_follows_the_replay),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cpu_devices_open, cpu_devices_close);
 }
